@@ -3,9 +3,7 @@
 Online accuracies cannot be compared across arms, because each arm samples in its own precision.
 Here the base and every saved checkpoint of every arm answer the same held-out problems in BF16 and
 in NVFP4. Several runs take one import, and what they share, a base in a precision, is asked once.
-
-`--device cpu` evaluates here what was trained on a rented GPU; eval.json says so, since the same
-weights do not sample the same answers there.
+With `--device cpu` eval.json says so: the same weights do not sample the same answers there.
 """
 
 import argparse

@@ -12,35 +12,22 @@ DIGESTS = "tests.workflow.verl_digests"
 
 
 class Case(NamedTuple):
-    """A run.
+    """A run."""
 
-    Attributes:
-        title: what it shows, for the table.
-        module: verl's program.
-        overrides: what its command has beside `common`, and in its place.
-        steps: how many steps there have to be.
-        metrics: of which every step has to have one with a value other than 0.
-        zeros: metrics that every step has to have as 0.
-        model: what is trained.
-        nodes: of Ray, all on this machine.
-        gpus: that it needs; 0: CPU workers.
-        pools: of rollout workers, which are synced apart from each other.
-        resumes_after: steps of a run before it, whose checkpoint it resumes; 0: there is none.
-        modules: that verl's processes import.
-    """
-
-    title: str
-    module: str
-    overrides: dict[str, Any]
+    title: str  # what it shows, for the table
+    module: str  # verl's program
+    overrides: dict[str, Any]  # what its command has beside `common`, and in its place
     steps: int = 2
-    metrics: tuple[str, ...] = ("actor/grad_norm",)
-    zeros: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ("actor/grad_norm",)  # that every step has with another value than 0
+    zeros: tuple[str, ...] = ()  # that every step has as 0
     model: str = "nano-dense"
-    nodes: int = 1
-    gpus: int = 0
-    pools: int = 1
-    resumes_after: int = 0
-    modules: tuple[str, ...] = (DIGESTS,)
+    nodes: int = 1  # of Ray, all on this machine
+    gpus: int = 0  # that it needs; 0: CPU workers
+    pools: int = 1  # of rollout workers, which are synced apart from each other
+    resumes_after: int = (
+        0  # steps of a run before it, whose checkpoint it resumes; 0: none
+    )
+    modules: tuple[str, ...] = (DIGESTS,)  # that verl's processes import
 
 
 PPO = "verl.trainer.main_ppo"

@@ -87,6 +87,11 @@ ERRORS = {
     ),
     "truth value for a number": ("rl/steps", True, "rl.steps: true is not a number; write a num"),
     "truth value in a list": ("seeds", [1, False], "seeds.1: false is not a number; write a numb"),
+    "stopped before mixed steps": (
+        "models/nano-moe/pretrain",
+        {"steps": 200, "mixed_steps": 9, "stop_accuracy": 0.2},
+        "models.nano-moe.pretrain: mixed_steps: 9 of 200: with stop_accuracy training may end",
+    ),
     "drift not seen at checkpoints": (
         "rl/drift_every",
         3,
