@@ -70,17 +70,24 @@ def _write_base(study: Study, name: str, folder: Path) -> None:
         with reserved_devices(study.device, 1, study.gpu_memory_gib):
             details = _make(study, base, folder)
     weights = sorted(folder.glob("*.safetensors"))
-    others = sorted(set(folder.iterdir()) - set(weights))
-    details |= {
-        "model": base.model,
-        "source": source.model_dump(mode="json"),
+    details |= {"weight_bytes": sum(map(_tensor_bytes, weights))}
+    details |= {"wall_s": time.perf_counter() - started}
+    write_manifest(study, name, folder, weights, details)
+
+
+def write_manifest(
+    study: Study, name: str, folder: Path, weights: list[Path], details: dict[str, Any]
+) -> None:
+    """Describes a base; `weights` are all files of the folder that decide them."""
+    model, others = study.bases[name].model, sorted(set(folder.iterdir()) - set(weights))
+    described = {
+        "model": model,
+        "source": study.models[model].model_dump(mode="json"),
         "settings": base_digest(study, name),
         "weights": {path.name: digest_file(path) for path in weights},
         "files": {path.name: digest_file(path) for path in others},
-        "weight_bytes": sum(map(_tensor_bytes, weights)),
-        "wall_s": time.perf_counter() - started,
     }
-    write_json(folder / MANIFEST, details)
+    write_json(folder / MANIFEST, described | details)
 
 
 def _tensor_bytes(file: Path) -> int:

@@ -11,15 +11,11 @@ from pathlib import Path
 
 from accelerate import init_empty_weights
 
-from experiments.base.make import build_model, fitting_problems, shape_of
-from experiments.runs.inputs import base_digest
-from experiments.runs.manifest import MANIFEST
-from experiments.runs.provenance import digest_file
+from experiments.base.make import build_model, fitting_problems, shape_of, write_manifest
 from experiments.study.load import load_study
 from experiments.study.models import ScratchModel
 from experiments.study.schema import ROOT, Study
 from experiments.support.folders import require_replaceable
-from experiments.support.json_files import write_json
 from experiments.verl.seeded_weights import SEED
 
 BYTES_PER_WEIGHT = 2
@@ -42,18 +38,12 @@ def write_seeded_base(study: Study, name: str, out: Path, seed: int = 0) -> None
     shutil.rmtree(out, ignore_errors=True)
     config.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    digests = {path.name: digest_file(path) for path in sorted(out.iterdir())}
     details = {
-        "model": name,
-        "source": source.model_dump(mode="json"),
-        "settings": base_digest(study, name),
         "num_parameters": num_parameters,
         "longest_prompt_tokens": longest,
-        "weights": {"config.json": digests.pop("config.json")},  # all that decides them
-        "files": digests,
         "weight_bytes": BYTES_PER_WEIGHT * num_parameters,
     }
-    write_json(out / MANIFEST, details)
+    write_manifest(study, name, out, [out / "config.json"], details)
 
 
 def main(arguments: argparse.Namespace) -> None:

@@ -1,8 +1,5 @@
 """Training step of fake-quantized layers, on one device or under FSDP2, against BF16 and verl's.
 
-    python -m experiments.benchmarks parameter RECORD.json [--worlds 2 4] [--device cuda]
-        [--rounds 10] [--tokens 2048]
-
 On one device all arms read the same weights, as no step changes them. With `--worlds` FSDP2 shards
 FP32 masters with BF16 compute, every decoder layer a group of its own: with few tokens a rank
 communication decides, and on many hosts the CPU. So compiled layers are measured there too, without

@@ -1,9 +1,4 @@
-"""Stacks of decoder layers by arm, for the benchmarks of training steps.
-
-Arms: `bf16` plain; `qat` this library, `qat packed` and `qat rounded` with `keep`; `verl` the
-QATLinear of verl, which replaces linear modules and leaves the experts of a MoE in BF16. Arms that
-begin with `exact` compute the bits of vLLM's exact engine, in the families that can.
-"""
+"""Stacks of decoder layers by arm, for the benchmarks of training steps; `parameter` names them."""
 
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """How many log-probs of sampled tokens differ in any bit between vLLM and a training forward pass?
 
-    python -m experiments.benchmarks zero_mismatch RECORD.json --cases dense-128-nvfp4 ...
-
 Each case is a model, an engine and a trainer in a process of their own. The trainer takes optimizer
 steps; after some of them its weights are synced, and sequences are sampled in batches of several
 sizes, with prompts in chunks and from the prefix cache, and computed again in the trainer, packed.

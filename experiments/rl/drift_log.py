@@ -31,10 +31,7 @@ class DriftLog:
         self._monitor = DriftMonitor(model, recipe)
 
     def start(self, step: int) -> None:
-        """Looks at the weights before training goes on, so that its changes are known.
-
-        If `step`, the last one done, is not one to observe, the next observation has no changes.
-        """
+        """Looks at the weights before training goes on, so that its changes are known."""
         _drop_after(self._path, step)
         if step % self._every == 0:
             self._monitor.observe()

@@ -41,10 +41,7 @@ def read_jsonl(path: Path, hint: str, *, may_be_cut: bool = False) -> list[Row]:
 
 
 def read_rows(run_dir: Path, hint: str, keys: Collection[str] = ()) -> list[Row]:
-    """The metrics of a finished run, of results or of a record; what is undefined is None.
-
-    With `keys` these and the step alone are read, else every metric.
-    """
+    """The metrics of a finished run, of results or of a record; what is undefined is None."""
     record = record_of(run_dir)
     if record is None:
         return read_jsonl(run_dir / METRICS, hint)

@@ -60,8 +60,7 @@ def run_command(
 ) -> None:
     """Parses `python -m PACKAGE COMMAND ...`, and calls `main` of the package's module COMMAND.
 
-    That is imported then, so that neither help nor a mistake waits for torch. What a command does
-    its module says first; `commands` are the arguments of each.
+    That is imported then, so that neither help nor a mistake waits for torch.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {package}", description=what)
     parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

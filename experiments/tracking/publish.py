@@ -116,10 +116,7 @@ def publish_results(client: MlflowClient, run_id: str, run_dir: Path) -> None:
 
 
 def publish_study(study_dir: Path, results: Path) -> None:
-    """Makes the runs of the arms, which come first in the view, and of the study itself.
-
-    Of claims.json, claims.md and figures/ in `study_dir`; the runs in `results` give start and end.
-    """
+    """Makes the runs of the arms, which come first in the view, and of the study itself."""
     claims = study_dir / "claims.json"
     judged = read_judged(claims)
     runs = _readable_runs(judged.study, results)

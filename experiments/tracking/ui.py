@@ -151,10 +151,7 @@ def require_file() -> None:
 
 
 def server_command(port: int) -> list[str]:
-    """MLflow's own server for the store, on this machine alone.
-
-    One worker is enough for one reader; each takes seconds to start.
-    """
+    """MLflow's own server for the store, on this machine alone; a worker takes seconds to start."""
     mlflow = str(Path(sys.executable).parent / "mlflow")
     address = ("--host", HOST, "--port", str(port))
     return [mlflow, "ui", *address, "--workers", "1", "--backend-store-uri", store_uri()]

@@ -59,15 +59,19 @@ def test_program_that_fails_within_the_workflow_is_said_to_fail(tmp_path: Path) 
     assert "MissingOutputException" not in output
 
 
-def test_make_run_names_file_and_line_of_bad_yaml(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("program", "text", "line"),
+    [("run", "rl:\n\tsteps: 1\n", "line 2: "), ("report", "a: 1\n", "study: missing; add it")],
+)
+def test_make_names_what_is_wrong_in_a_file(
+    tmp_path: Path, program: str, text: str, line: str
+) -> None:
     study = tmp_path / "study.yaml"
-    study.write_text("rl:\n\tsteps: 1\n")
+    study.write_text(text)
     options = ["-o", ".venv/.installed-base", f"BIN={Path(sys.executable).parent}"]
-    done = run(["make", *options, "run", f"STUDY={study}"])
-    assert done.returncode != 0
-    errors = [text for text in done.stderr.splitlines() if text.startswith("error: ")]
-    assert len(errors) == 1 and errors[0].startswith(f"error: {study}: line 2: "), done.stderr
-    assert "Traceback" not in done.stderr + done.stdout
+    done = run(["make", *options, program, f"STUDY={study}"])
+    assert done.returncode == 2 and "Traceback" not in done.stderr + done.stdout
+    assert done.stderr.startswith(f"error: {study}: {line}")
 
 
 SLOW = "open('started', 'w')\nimport time; time.sleep(600)\n"  # a workflow

@@ -137,15 +137,6 @@ def test_make_record_wants_its_study_by_name(named: tuple[str, ...]) -> None:
     assert done.returncode == 2 and done.stderr.splitlines()[0] == line
 
 
-def test_make_report_refuses_a_file_that_is_no_study(tmp_path: Path) -> None:
-    study = tmp_path / "not-a-study.yaml"
-    study.write_text("a: 1\n")
-    options = ("-o", ".venv/.installed-base", f"BIN={Path(sys.executable).parent}")
-    done = run(["make", *options, "report", f"STUDY={study}"])
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert f"error: {study}: study: missing; add it" in done.stderr.splitlines()[0]
-
-
 @pytest.mark.parametrize("study", ["qwen3_smoke", "qwen3-smoke"])
 def test_make_takes_a_study_by_the_name_of_its_file_or_its_own(study: str) -> None:
     shown = run(["make", "-pn", "-o", ".venv/.installed-base", "record", f"STUDY={study}"])

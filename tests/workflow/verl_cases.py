@@ -24,9 +24,7 @@ class Case(NamedTuple):
     nodes: int = 1  # of Ray, all on this machine
     gpus: int = 0  # that it needs; 0: CPU workers
     pools: int = 1  # of rollout workers, which are synced apart from each other
-    resumes_after: int = (
-        0  # steps of a run before it, whose checkpoint it resumes; 0: none
-    )
+    resumes_after: int = 0  # steps of a run before it, whose checkpoint it resumes; 0: none
     modules: tuple[str, ...] = (DIGESTS,)  # that verl's processes import
 
 
@@ -59,6 +57,7 @@ _SEPARATE = {
     f"{ROLLOUT}.n_gpus_per_node": 1,
     "algorithm.rollout_correction.bypass_mode": "true",
 }
+_ON_TWO = {"trainer.n_gpus_per_node": 2, f"{ROLLOUT}.tensor_model_parallel_size": 2}
 _TEACHER = "distillation.teacher_models.teacher_model"
 CASES = {
     "one-step-off": Case(
@@ -118,16 +117,9 @@ CASES = {
         },
         metrics=("actor/grad_norm", "actor/kl_loss"),
     ),
-    "tensor-parallel": Case(
-        "`rollout.tensor_model_parallel_size=2`, verl's default",
-        PPO,
-        {"trainer.n_gpus_per_node": 2, f"{ROLLOUT}.tensor_model_parallel_size": 2},
-    ),
+    "tensor-parallel": Case("`rollout.tensor_model_parallel_size=2`, verl's default", PPO, _ON_TWO),
     "moe-tensor-parallel": Case(
-        "MoE with `rollout.tensor_model_parallel_size=2`",
-        PPO,
-        {"trainer.n_gpus_per_node": 2, f"{ROLLOUT}.tensor_model_parallel_size": 2},
-        model="nano-moe",
+        "MoE with `rollout.tensor_model_parallel_size=2`", PPO, _ON_TWO, model="nano-moe"
     ),
     "distillation": Case(
         "distillation of a BF16 teacher's top-k (`forward_kl_topk`)",
