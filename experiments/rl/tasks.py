@@ -54,10 +54,7 @@ def make_problems(task: TaskConfig, split: Split) -> list[Problem]:
 
 
 def have_new_sums(task: TaskConfig) -> list[bool]:
-    """Of each test problem, whether no training problem is worked out alike.
-
-    Word problems ask many sums twice, of other people and things; chain sums none.
-    """
+    """Of each test problem, whether no training problem is worked out alike; of chain sums all."""
     trained = {problem.worked for problem in make_problems(task, "train")}
     return [problem.worked not in trained for problem in make_problems(task, "test")]
 

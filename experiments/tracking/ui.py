@@ -63,10 +63,7 @@ MOST_RUNS = 50_000  # that MLflow lists at once
 
 
 def add_results(client: MlflowClient, results: Path) -> set[str]:
-    """Adds runs and judged studies that the store lacks or holds in part; returns the studies.
-
-    What cannot be read is named and left out.
-    """
+    """Adds runs and judged studies that the store lacks or holds in part; returns the studies."""
     deleted = _deleted_studies(client)
     found, changed = defaultdict[str, set[str]](set), set[str]()
     for run_dir in list_run_dirs(results):
@@ -197,6 +194,7 @@ def _deleted_studies(client: MlflowClient) -> set[str]:
 
 @contextmanager
 def _named_errors() -> Iterator[None]:
+    """What cannot be read is left out."""
     try:
         yield
     except ValueError as error:
