@@ -11,12 +11,8 @@ from experiments.study.models import GgufModel
 from qat_core.checkpoint.architecture import require_nothing_left
 
 
-def find_gguf(name: str, source: GgufModel) -> Path:
-    """The file of model `name`.
-
-    Raises:
-        ValueError: the package is not installed, or has no such file.
-    """
+def load_gguf(name: str, source: GgufModel) -> tuple[PreTrainedModel, Tokenizer]:
+    """Model `name` in BF16, and its tokenizer."""
     spec = importlib.util.find_spec(source.package)
     if spec is None or spec.origin is None:
         raise ValueError(
@@ -26,16 +22,6 @@ def find_gguf(name: str, source: GgufModel) -> Path:
     file = Path(spec.origin).parent / source.file
     if not file.is_file():
         raise ValueError(f"models.{name}.file: no {source.file} in package {source.package}")
-    return file
-
-
-def load_gguf(name: str, source: GgufModel) -> tuple[PreTrainedModel, Tokenizer]:
-    """Model `name` in BF16, and its tokenizer.
-
-    Raises:
-        ValueError: see `find_gguf`; or the file lacks a weight.
-    """
-    file = find_gguf(name, source)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     model, found = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.bfloat16, output_loading_info=True

@@ -18,13 +18,7 @@ FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja")
 
 
 def link_checkpoint(name: str, source: HubModel, out: Path) -> dict[str, Any]:
-    """Links the checkpoint's files into the folder `out`; returns where they are from.
-
-    Raises:
-        ValueError: the checkpoint is not there, is incomplete, holds two sets of weights, or has
-            other shapes than the study predicts memory from.
-        OSError: it could not be fetched; another try may do.
-    """
+    """Links the checkpoint's files into the folder `out`; returns where they are from."""
     folder = _local_folder(name, source) if source.path else _fetched_folder(name, source)
     files = [path for pattern in FILES for path in folder.glob(pattern)]
     for needed in ("config.json", "tokenizer_config.json", "*.safetensors"):

@@ -1,7 +1,4 @@
-"""The base checkpoint that all runs of a model share.
-
-python -m experiments.base make --study STUDY --model MODEL --out FOLDER
-"""
+"""The base checkpoint that all runs of a model share."""
 
 import argparse
 import shutil
@@ -44,13 +41,7 @@ PROGRESS_LINES = 6
 
 
 def make_base(study: Study, name: str, out: Path) -> None:
-    """Writes the base checkpoint of a model and its manifest.
-
-    Raises:
-        ValueError: the study has no such model, `out` holds something else, the model's source is
-            not there or has other shapes, a prompt is longer than the study allows, or another
-            process makes the base.
-    """
+    """Writes the base checkpoint of a model and its manifest."""
     if name not in study.bases:
         raise ValueError(f"--model: {name} is not in the study; it has {', '.join(study.bases)}")
     require_replaceable(out)
@@ -79,17 +70,24 @@ def _write_base(study: Study, name: str, folder: Path) -> None:
         with reserved_devices(study.device, 1, study.gpu_memory_gib):
             details = _make(study, base, folder)
     weights = sorted(folder.glob("*.safetensors"))
-    others = sorted(set(folder.iterdir()) - set(weights))
-    details |= {
-        "model": base.model,
-        "source": source.model_dump(mode="json"),
+    details |= {"weight_bytes": sum(map(_tensor_bytes, weights))}
+    details |= {"wall_s": time.perf_counter() - started}
+    write_manifest(study, name, folder, weights, details)
+
+
+def write_manifest(
+    study: Study, name: str, folder: Path, weights: list[Path], details: dict[str, Any]
+) -> None:
+    """Describes a base; `weights` are all files of the folder that decide them."""
+    model, others = study.bases[name].model, sorted(set(folder.iterdir()) - set(weights))
+    described = {
+        "model": model,
+        "source": study.models[model].model_dump(mode="json"),
         "settings": base_digest(study, name),
         "weights": {path.name: digest_file(path) for path in weights},
         "files": {path.name: digest_file(path) for path in others},
-        "weight_bytes": sum(map(_tensor_bytes, weights)),
-        "wall_s": time.perf_counter() - started,
     }
-    write_json(folder / MANIFEST, details)
+    write_json(folder / MANIFEST, described | details)
 
 
 def _tensor_bytes(file: Path) -> int:
@@ -127,11 +125,7 @@ def _make(study: Study, base: Base, folder: Path) -> dict[str, Any]:
 def fitting_problems(
     study: Study, tokenizer: Tokenizer, config: PretrainedConfig
 ) -> tuple[list[Problem], int]:
-    """The problems to train on, if the task makes them, and the tokens of the longest prompt.
-
-    Raises:
-        ValueError: that is longer than the study allows, or a token is not of the model.
-    """
+    """The problems to train on, if the task makes them, and the tokens of the longest prompt."""
     problems = make_problems(study.task, "train") if study.task.name in GENERATED_TASKS else []
     prompts = [encode_prompt(tokenizer, problem) for problem in problems]
     longest = max(map(len, prompts), default=0)
@@ -181,11 +175,7 @@ def _from_config(source: ScratchModel, device: str, seed: int) -> tuple[PreTrain
 
 
 def shape_of(source: ScratchModel) -> tuple[PretrainedConfig, Tokenizer]:
-    """A model's configuration, and the tokenizer that goes with it.
-
-    Raises:
-        ValueError: the config.json is refused, or has too few tokens.
-    """
+    """A model's configuration, and the tokenizer that goes with it."""
     path = ROOT / source.config
     read_model_config(path, "correct it, or name another file")
     config = read_config(path)

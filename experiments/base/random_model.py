@@ -1,7 +1,4 @@
-"""Checkpoints with random weights for benchmarks that need shapes, not skill.
-
-python -m experiments.base random_model experiments/models/qwen3-8b.json FOLDER
-"""
+"""Checkpoints with random weights for benchmarks that need shapes, not skill."""
 
 import argparse
 import json

@@ -1,8 +1,4 @@
-"""How competent a model is while it is pretrained: the share of its sampled answers that are right.
-
-As rollouts are: at temperature 1, from the whole distribution. So it is the reward that
-reinforcement learning begins with.
-"""
+"""The reward that reinforcement learning begins with: how many answers, sampled so, are right."""
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -1,9 +1,7 @@
 """A base without a file of weights: each rank draws them from a seed (`verl.seeded_engine`).
 
-    python -m experiments.base seeded --study STUDY --model MODEL --out FOLDER
-
-FOLDER is results/base/MODEL. Takes the place of `experiments.base make` for models with random
-weights, where writing and reading billions of them would take longer than the run. Their folder has
+Takes the place of `experiments.base make`, as results/base/MODEL, for models with random weights,
+where writing and reading billions of them would take longer than the run. Their folder has
 config.json and tokenizer alone, so that they can be trained, and not be evaluated.
 """
 
@@ -13,27 +11,18 @@ from pathlib import Path
 
 from accelerate import init_empty_weights
 
-from experiments.base.make import build_model, fitting_problems, shape_of
-from experiments.runs.inputs import base_digest
-from experiments.runs.manifest import MANIFEST
-from experiments.runs.provenance import digest_file
+from experiments.base.make import build_model, fitting_problems, shape_of, write_manifest
 from experiments.study.load import load_study
 from experiments.study.models import ScratchModel
 from experiments.study.schema import ROOT, Study
 from experiments.support.folders import require_replaceable
-from experiments.support.json_files import write_json
 from experiments.verl.seeded_weights import SEED
 
 BYTES_PER_WEIGHT = 2
 
 
 def write_seeded_base(study: Study, name: str, out: Path, seed: int = 0) -> None:
-    """Writes config.json, tokenizer and manifest into a folder, which is replaced.
-
-    Raises:
-        ValueError: the study has no such model, it is not one of random weights, or a prompt is
-            longer than the study allows.
-    """
+    """Writes config.json, tokenizer and manifest into a folder, which is replaced."""
     source = study.models.get(name) if name in study.bases else None  # not one a seed
     if not isinstance(source, ScratchModel) or source.pretrain is not None:
         raise ValueError(f"--model: {name}: no model of the study with random weights")
@@ -49,18 +38,12 @@ def write_seeded_base(study: Study, name: str, out: Path, seed: int = 0) -> None
     shutil.rmtree(out, ignore_errors=True)
     config.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    digests = {path.name: digest_file(path) for path in sorted(out.iterdir())}
     details = {
-        "model": name,
-        "source": source.model_dump(mode="json"),
-        "settings": base_digest(study, name),
         "num_parameters": num_parameters,
         "longest_prompt_tokens": longest,
-        "weights": {"config.json": digests.pop("config.json")},  # all that decides them
-        "files": digests,
         "weight_bytes": BYTES_PER_WEIGHT * num_parameters,
     }
-    write_json(out / MANIFEST, details)
+    write_manifest(study, name, out, [out / "config.json"], details)
 
 
 def main(arguments: argparse.Namespace) -> None:

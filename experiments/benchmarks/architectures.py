@@ -21,10 +21,7 @@ TINY = {"num_hidden_layers": 2, "hidden_size": 128, "head_dim": 64, "vocab_size"
 
 
 def engine_settings(device: str, max_num_seqs: int, *, compiled: bool = False) -> dict[str, Any]:
-    """For `VllmEngine`: a small KV cache; on CUDA, graphs of a decode step of `max_num_seqs`.
-
-    `compiled`: with torch.compile, which is vLLM's default and makes an engine start later.
-    """
+    """For `VllmEngine`: a small KV cache; on CUDA, graphs of a decode step of `max_num_seqs`."""
     settings: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": max_num_seqs}
     if device == "cpu":
         return settings | {"kv_cache_memory_bytes": 2**26, "enforce_eager": not compiled}

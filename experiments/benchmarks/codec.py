@@ -1,7 +1,5 @@
 """Speed of the NVFP4 codec on one GPU against a device-to-device copy, and against verl's kernel.
 
-    python -m experiments.benchmarks codec experiments/records/benchmarks/codec_h200.json
-
 A copy moves 4 bytes a weight (2 read, 2 written); every time is divided by the copy's of the same
 weights in the same run. Kernels are timed inside CUDA graphs over several tensors, together larger
 than the L2 cache.

@@ -54,9 +54,6 @@ def record_engines(
     With `--resume`, processes on several GPUs of a host can add their engines to one record: what
     is there is read again before it is written. With several starts all engines take turns, and
     `join` makes one row of what an engine's starts gave.
-
-    Raises:
-        ValueError: the record to resume is of another commit, machine or setting.
     """
     require_device(arguments.device)
     where = origin(arguments.device, arguments.record, vllm=vllm_version())

@@ -15,42 +15,25 @@ PADDED = {"vocab_size": 8190}  # by vLLM, to a multiple of 64
 
 @dataclass(frozen=True)
 class Case:
-    """A model, an engine and a trainer.
-
-    Attributes:
-        config: of the model.
-        packed: rollouts in NVFP4, and training rounded.
-        exact_engine, exact_trainer: or as without this mode.
-        graphs: CUDA graphs of decoding and of prefill up to 1,024 tokens.
-        scale_policy: of packed weights.
-        is_norm_repaired: as `qat_core.rollout.vllm.exact.install` repairs it.
-        states: after how many optimizer steps.
-        passes: how many batches of the largest size.
-        ranks: of FSDP2; 1 is no FSDP2.
-        is_offloaded: FSDP2's shards lie in the CPU's memory.
-        has_moments: AdamW's; a model too large for them moves by the signs of its gradients, which
-            is AdamW's first step.
-        engine_ranks: tensor parallel ones of the engine.
-        expert_parallel: they share out whole experts.
-        adds_as_ranks: the trainer adds what they share out as they do.
-    """
+    """A model, an engine and a trainer."""
 
     config: dict[str, Any]
-    packed: bool = True
+    packed: bool = True  # rollouts in NVFP4, and training rounded
     exact_engine: bool = True
     exact_trainer: bool = True
-    graphs: bool = True
+    graphs: bool = True  # CUDA graphs of decoding and of prefill up to 1,024 tokens
     scale_policy: ScalePolicy = "pow2"
-    is_norm_repaired: bool = True
+    is_norm_repaired: bool = True  # as `qat_core.rollout.vllm.exact.install` repairs it
     states: Sequence[int] = STATES
     batches: Sequence[int] = BATCHES
-    passes: int = 3
-    ranks: int = 1
-    is_offloaded: bool = False
+    passes: int = 3  # batches of the largest size
+    ranks: int = 1  # of FSDP2; 1 is no FSDP2
+    is_offloaded: bool = False  # FSDP2's shards lie in the CPU's memory
+    # AdamW's; a model too large for them moves by its gradients' signs, which is AdamW's first step
     has_moments: bool = True
-    engine_ranks: int = 1
-    expert_parallel: bool = False
-    adds_as_ranks: bool = True
+    engine_ranks: int = 1  # tensor parallel ones
+    expert_parallel: bool = False  # they share out whole experts
+    adds_as_ranks: bool = True  # the trainer adds what they share out as they do
     expected_zero: bool = True
 
     @property

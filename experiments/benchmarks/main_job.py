@@ -1,7 +1,5 @@
 """Time of the main job, by stage, of several commits one after the other on one machine.
 
-python -m experiments.benchmarks main_job RECORD.json COMMIT [COMMIT ...]
-
 Each commit is cloned into a folder of its own, installed and run there by `make run`. Seconds of a
 stage are those of its jobs together, by what Snakemake notes of them; CPU minutes are of `make run`
 with all that it starts. Nothing else should run on the machine.

@@ -1,8 +1,5 @@
 """Training step of fake-quantized layers, on one device or under FSDP2, against BF16 and verl's.
 
-    python -m experiments.benchmarks parameter RECORD.json [--worlds 2 4] [--device cuda]
-        [--rounds 10] [--tokens 2048]
-
 On one device all arms read the same weights, as no step changes them. With `--worlds` FSDP2 shards
 FP32 masters with BF16 compute, every decoder layer a group of its own: with few tokens a rank
 communication decides, and on many hosts the CPU. So compiled layers are measured there too, without
@@ -106,7 +103,8 @@ def measure(stack: Stack, options: Options) -> list[Row]:
     for arm in ["bf16", "qat"] if setting == COMPILED else every:
         models[arm] = model = layer_stack(shape, layers, device, dtype)
         if not options.sharded:
-            share_weights(model, models["bf16"])
+            for own, shared in zip(model.parameters(), models["bf16"].parameters(), strict=True):
+                own.data = shared.data  # equal, and read by all arms
         changed = apply_arm(model, arm)
         if setting == CHECKPOINTING:
             model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
@@ -136,12 +134,6 @@ def measure(stack: Stack, options: Options) -> list[Row]:
         | {"peak_ratio": figures["peak_gib"] / bf16_gib, **figures}
         for arm, figures in result.items()
     ]
-
-
-def share_weights(model: nn.Module, other: nn.Module) -> None:
-    """Let `model` read the weights of `other`, which has the same, instead of its own."""
-    for own, shared in zip(model.parameters(), other.parameters(), strict=True):
-        own.data = shared.data
 
 
 def step(model: nn.Module, changed: Any, x: torch.Tensor, grad: torch.Tensor) -> None:

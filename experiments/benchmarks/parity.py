@@ -1,11 +1,8 @@
 """Do trainer and vLLM agree on the probability of sampled tokens? k3 KL of four arms.
 
-    python -m experiments.benchmarks parity experiments/records/benchmarks/parity_h200.json
-
 A `.csv.gz` beside the record has every batch of sequences. Per model, one BF16 engine and one NVFP4
-engine serve all arms and seeds, each with heavy-tailed random weights of its own, through syncs:
-`bf16` (noise floor), `qat-pow2`, `qat-amax`, and `no-qat` (BF16 trainer, packed rollouts). A model
-that was not trained rounded is less sure of itself once it is, and the same noise moves its
+engine serve all arms and seeds, each with heavy-tailed random weights of its own, through syncs.
+A model that was not trained rounded is less sure of itself once it is, and the same noise moves its
 log-probs further: `rounded` is the floor of that model, its rounded weights served in BF16.
 """
 

@@ -1,9 +1,4 @@
-"""Stacks of decoder layers by arm, for the benchmarks of training steps.
-
-Arms: `bf16` plain; `qat` this library, `qat packed` and `qat rounded` with `keep`; `verl` the
-QATLinear of verl, which replaces linear modules and leaves the experts of a MoE in BF16. Arms that
-begin with `exact` compute the bits of vLLM's exact engine, in the families that can.
-"""
+"""Stacks of decoder layers by arm, for the benchmarks of training steps; `parameter` names them."""
 
 import importlib.util
 import sys
@@ -74,12 +69,9 @@ def exact_arms(shape: str, *, sharded: bool = False) -> list[str]:
 
 @cache
 def arms(*, sharded: bool = False) -> list[str]:
-    """The arms that can be measured here: verl needs its package on the path and a GPU.
-
-    Sharded weights travel packed and are kept so by themselves.
-    """
+    """The arms that can be measured here: verl needs its package on the path and a GPU."""
     has_verl = importlib.util.find_spec("verl") is not None and torch.cuda.is_available()
-    qat = ["qat"] if sharded else QAT_ARMS
+    qat = ["qat"] if sharded else QAT_ARMS  # sharded weights are kept packed anyway
     return ["bf16", *qat, *(["verl"] if has_verl else [])]
 
 

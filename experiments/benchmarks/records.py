@@ -30,14 +30,7 @@ def shape_of(
     note: str = "",
     packages: Sequence[str] = ("torch", "transformers"),
 ) -> dict[str, Any]:
-    """What a record says beside its machine, versions, commit and rows.
-
-    Args:
-        settings: what was measured, and how.
-        columns: of its rows, by key.
-        note: how to read it.
-        packages: whose versions are shown with it.
-    """
+    """What a record says beside its machine, versions, commit and rows."""
     shown = {key: column.model_dump(exclude_defaults=True) for key, column in columns.items()}
     return {"packages": list(packages), "settings": dict(settings), "columns": shown, "note": note}
 
@@ -58,15 +51,7 @@ def complete(columns: Mapping[str, Column], row: Row) -> Row:
 
 
 def read_continued(path: Path, setup: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The record that is there already, or None.
-
-    Args:
-        path: its file.
-        setup: what it must have been measured with: machine, versions, commit and settings.
-
-    Raises:
-        ValueError: the record is of another commit, machine or setting, or damaged.
-    """
+    """The record there already, of the same machine, versions, commit and settings; or None."""
     if not path.exists():
         return None
     kept = read_json(path, "name a new file")

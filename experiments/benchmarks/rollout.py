@@ -3,15 +3,11 @@
     python -m experiments.benchmarks rollout experiments/records/benchmarks/rollout_h200.json \\
         qwen3-30b-a3b:nvfp4 qwen3-8b:nvfp4 qwen3-30b-a3b:bf16 qwen3-8b:bf16
 
-Every engine is synced from a BF16 model on the same GPU, as in training. The extra memory of a sync
-is the peak over what was allocated before it, the trainer's weights and the KV cache included.
-`humming` is NVFP4 multiplied by Humming, `humming-experts` only its experts, else Marlin does it.
-BF16 engines are, on CUDA, also synced as verl does: every tensor, of experts every matrix, through
-vLLM's own `load_weights`; NVFP4 engines through vLLM's reload and in place, and the trainer's part
-of a sync, packing alone, is measured apart. `--device cpu` rehearses with the nano models.
-
-vLLM measures its weight memory by what PyTorch's allocator has given out, gaps included. With
-PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True there are none.
+What is measured the note in `engine_tables` says. The extra memory of a sync is the peak over what
+was allocated before it, the trainer's weights and the KV cache included. vLLM's own load is, as by
+verl, of every tensor, of experts every matrix. vLLM measures its weight memory by what PyTorch's
+allocator has given out, gaps included; with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True there
+are none. `--device cpu` rehearses with the nano models.
 """
 
 import argparse

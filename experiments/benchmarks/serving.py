@@ -5,23 +5,18 @@
 
 Random weights on 90 % of a GPU, CUDA graphs for decoding; with `--compile` as vLLM is by default,
 torch.compile and CUDA graphs of what is around attention in other steps, whatever their size.
-`nvfp4` is vLLM's own choice, Marlin; `humming` is `QAT_CORE_{LINEAR,EXPERTS}_KERNEL=humming`,
-`humming-experts` only the latter, `repeatable` the latter with `QAT_CORE_LINEAR_KERNEL=
-marlin-unpack`; `exact` and `exact-bf16` are of the exact mode, without torch.compile and with
-graphs of whole steps. Measured are prompts of 32 tokens with 128 new ones, prefill of 8,192 tokens
-in four prompts, and the rollouts of one training step: 256 and 1,024 prompts with 2,048 new tokens
-each, of which as many run at once as the KV cache holds. Prompts are of random tokens: with alike
-ones an MoE's random router sends all sequences to the same few experts. No sequence has a seed, as
-in verl.
-`--starts 2` starts each engine so often, in turns with the others, as trials of one engine differ;
-decoding and prefill are measured then, no rollouts. `--resume` goes on with a record whose run was
-cut off. `--device cpu` rehearses with nano models.
+What is measured the note in `engine_tables` says, and how engines differ `engines.PRECISIONS`.
+Prompts are of random tokens: with alike ones an MoE's random router sends all sequences to the same
+few experts. No sequence has a seed, as in verl. `--starts 2` starts each engine so often, in turns
+with the others, as trials of one engine differ; no rollouts are measured then. `--resume` goes on
+with a record whose run was cut off. `--device cpu` rehearses with nano models.
 """
 
 import argparse
 import tempfile
 from functools import partial
 from itertools import chain
+from math import prod
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -61,6 +56,7 @@ def run(name: str, device: str, *, compiled: bool, rollouts: bool) -> dict[str, 
     kv_bytes_per_token = (
         2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
     )
+    of_rollouts = ROLLOUT_TOKENS[device], config["vocab_size"]
     return {
         "weight_gib": engine.weight_bytes / BYTES_PER_GIB,
         "kv_cache_tokens": engine.kv_cache_tokens,
@@ -70,7 +66,7 @@ def run(name: str, device: str, *, compiled: bool, rollouts: bool) -> dict[str, 
         },
         "prefill_tokens_per_s": _prefill(engine, config["vocab_size"], device),
         "rollouts": {
-            str(count): _rollout(engine, count, config["vocab_size"], device)
+            str(count): _sample(engine, (count, PROMPT_TOKENS), *of_rollouts, seed=0)
             for count in ROLLOUTS[device]
             if rollouts
         },
@@ -129,36 +125,28 @@ def random_prompts(count: int, num_tokens: int, vocab_size: int, seed: int) -> l
     return tokens
 
 
+def _sample(
+    engine: VllmEngine, prompts: tuple[int, int], new: int, vocab_size: int, seed: int
+) -> dict[str, float]:
+    """Seconds, and how many new tokens; each seed's prompts are others, as vLLM caches prefixes."""
+    drawn = random_prompts(*prompts, vocab_size, seed)
+    start = perf_counter()
+    sampled = engine.sample(drawn, new, seed=None, temperature=1.0)
+    return {"seconds": perf_counter() - start, "tokens": int(sampled.response_mask.sum())}
+
+
 def _decode(engine: VllmEngine, batch: int, vocab_size: int, device: str) -> list[float]:
     """New tokens a second, prefill included, of each repeat."""
-    rates = []
-    for seed in range(REPEATS + 1):
-        prompts = random_prompts(batch, PROMPT_TOKENS, vocab_size, seed)
-        start = perf_counter()
-        sampled = engine.sample(prompts, NEW_TOKENS[device], seed=None, temperature=1.0)
-        rates.append(int(sampled.response_mask.sum()) / (perf_counter() - start))
-    return rates[1:]  # the first warms up
+    shape, new = (batch, PROMPT_TOKENS), NEW_TOKENS[device]
+    found = [_sample(engine, shape, new, vocab_size, seed) for seed in range(REPEATS + 1)]
+    return [it["tokens"] / it["seconds"] for it in found[1:]]  # the first warms up
 
 
 def _prefill(engine: VllmEngine, vocab_size: int, device: str) -> list[float]:
-    """Prompt tokens a second; each time other prompts, as vLLM caches prefixes."""
-    count, length = PREFILL[device]
-    rates = []
-    for seed in range(REPEATS + 1):
-        prompts = random_prompts(count, length, vocab_size, seed)
-        start = perf_counter()
-        engine.sample(prompts, 1, seed=None, temperature=1.0)
-        rates.append(count * length / (perf_counter() - start))
-    return rates[1:]
-
-
-def _rollout(engine: VllmEngine, count: int, vocab_size: int, device: str) -> dict[str, float]:
-    """Seconds of one step's rollouts, and how many new tokens they have."""
-    prompts = random_prompts(count, PROMPT_TOKENS, vocab_size, 0)
-    start = perf_counter()
-    sampled = engine.sample(prompts, ROLLOUT_TOKENS[device], seed=None, temperature=1.0)
-    seconds = perf_counter() - start
-    return {"tokens": int(sampled.response_mask.sum()), "seconds": seconds}
+    """Prompt tokens a second."""
+    shape = PREFILL[device]
+    found = [_sample(engine, shape, 1, vocab_size, seed) for seed in range(REPEATS + 1)]
+    return [prod(shape) / it["seconds"] for it in found[1:]]
 
 
 def main(arguments: argparse.Namespace) -> None:

@@ -180,12 +180,7 @@ def _setup(manifest: RunManifest) -> Figures:
 
 
 def write_record(path: Path, run_dirs: Iterable[Path]) -> None:
-    """Writes the record of runs and prints it.
-
-    Raises:
-        ValueError: no run has a step beyond the first, or they are of different machines, or one is
-            not of verl.
-    """
+    """Writes the record of runs and prints it."""
     histories = []
     for run_dir in run_dirs:
         manifest, rows = read_history(run_dir)

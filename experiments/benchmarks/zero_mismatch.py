@@ -1,14 +1,10 @@
 """How many log-probs of sampled tokens differ in any bit between vLLM and a training forward pass?
 
-    python -m experiments.benchmarks zero_mismatch RECORD.json --cases dense-128-nvfp4 ...
-
 Each case is a model, an engine and a trainer in a process of their own. The trainer takes optimizer
-steps; after 0, 1 and 20 of them its weights are synced, and sequences are sampled in batches of
-several sizes, with prompts in chunks and from the prefix cache, and computed again in the trainer,
-packed, by one trainer or on each rank of FSDP2. Engines may have tensor parallel workers, a GPU
-each. Controls leave one ingredient out: they have to differ. Several processes can fill one record:
-each leaves what another has written. By default all cases for one GPU are compared; those for two
-have to be named. `--device cpu` rehearses.
+steps; after some of them its weights are synced, and sequences are sampled in batches of several
+sizes, with prompts in chunks and from the prefix cache, and computed again in the trainer, packed.
+Controls leave one ingredient out: they have to differ. Several processes can fill one record: each
+leaves what another has written. `--device cpu` rehearses.
 """
 
 import argparse

@@ -16,12 +16,7 @@ MERGED = ".merged_"
 
 
 def find_checkpoints(folder: Path) -> dict[int, Path]:
-    """Complete checkpoints of either trainer by step, ascending.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: one is damaged.
-    """
+    """Complete checkpoints of either trainer by step, ascending."""
     is_of_verl = (folder / TRACKER).exists()
     found = _verl_checkpoints(folder) if is_of_verl else _local_checkpoints(folder)
     if not found:
@@ -58,11 +53,7 @@ def remove_merged(folder: Path) -> None:
 
 @contextmanager
 def model_folder(checkpoint: Path) -> Iterator[Path]:
-    """A checkpoint in the hub's form; verl's shards are merged into a folder that is then removed.
-
-    Raises:
-        ValueError: verl's merger fails; names the checkpoint and tells why.
-    """
+    """A checkpoint in the hub's form; verl's shards are merged into a folder that is removed."""
     sharded = checkpoint / "actor"
     if not sharded.is_dir():
         yield checkpoint

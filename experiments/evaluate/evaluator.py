@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from experiments.rl.prompts import decode_responses, encode_prompt
@@ -16,7 +16,7 @@ from experiments.verl.reward import compute_score
 from experiments.verl.verifier import verifier_of
 from qat_core.bf16_on_cpu import multiply_bf16_in_fp32
 from qat_core.checkpoint.load import load_model
-from qat_core.planning.plan import QuantPlan, bf16_plan, plan
+from qat_core.planning.plan import bf16_plan, plan
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.engine import RolloutEngine
 from qat_core.rollout.start import start_engine
@@ -56,8 +56,19 @@ def evaluate(job: EvaluationJob, precision: Precision) -> list[Evaluation]:
     for step, folder in job.folders.items():
         model = load_model(folder)
         served = plan(model, recipe) if recipe else None
-        engine = engine or _start_engine(job.study, first, served, max(map(len, prompts)))
-        _load(engine, model, served or bf16_plan(model), recipe, job.study.device)
+        engine = engine or start_engine(
+            job.study.rollout,
+            first,
+            job.study.device,
+            served,
+            max(map(len, prompts)) + job.study.rl.rollout.max_response_tokens,
+            beside_trainer=False,
+            gpu_memory_gib=job.study.gpu_memory_gib,
+        )
+        expected = served or bf16_plan(model)
+        # of a model in main memory, packed on the device
+        stream = weight_stream(model, expected, recipe or Recipe.full(), job.study.device)
+        engine.sync(stream, expected=expected)
         done = Evaluation(
             step=step,
             precision=precision,
@@ -70,32 +81,6 @@ def evaluate(job: EvaluationJob, precision: Precision) -> list[Evaluation]:
         print(told, flush=True)
         evaluations.append(done)
     return evaluations
-
-
-def _start_engine(
-    study: Study, folder: Path, packed: QuantPlan | None, longest_prompt: int
-) -> RolloutEngine:
-    max_tokens = longest_prompt + study.rl.rollout.max_response_tokens
-    return start_engine(
-        study.rollout,
-        folder,
-        study.device,
-        packed,
-        max_tokens,
-        beside_trainer=False,
-        gpu_memory_gib=study.gpu_memory_gib,
-    )
-
-
-def _load(
-    engine: RolloutEngine,
-    model: PreTrainedModel,
-    served: QuantPlan,
-    recipe: Recipe | None,
-    device: str,
-) -> None:
-    """Gives an engine the weights of a model in main memory, packed on the device."""
-    engine.sync(weight_stream(model, served, recipe or Recipe.full(), device), expected=served)
 
 
 def _count_right_answers(

@@ -3,9 +3,7 @@
 Online accuracies cannot be compared across arms, because each arm samples in its own precision.
 Here the base and every saved checkpoint of every arm answer the same held-out problems in BF16 and
 in NVFP4. Several runs take one import, and what they share, a base in a precision, is asked once.
-
-`--device cpu` evaluates here what was trained on a rented GPU; eval.json says so, since the same
-weights do not sample the same answers there.
+With `--device cpu` eval.json says so: the same weights do not sample the same answers there.
 """
 
 import argparse
@@ -40,17 +38,7 @@ def evaluate_run(
 ) -> list[Evaluation]:
     """Evaluations of a run's base (step 0) and saved checkpoints, by step.
 
-    Args:
-        study: which run, problems and engine.
-        run: of this study.
-        results: folder of all results.
-        on_cpu: evaluate on a CPU, whatever the study's device.
-        of_bases: evaluations of bases in this study and place; taken from there, and added.
-
-    Raises:
-        FileNotFoundError: the run has saved no checkpoint.
-        ValueError: a checkpoint or the study's data is damaged or missing, that of a finished run's
-            last step too, or another process evaluates the run.
+    Those of bases, in this study and place, are taken from `of_bases`, and added to it.
     """
     # torch: help and mistakes do not wait for it
     from experiments.evaluate.checkpoints import find_checkpoints, model_folder, remove_merged

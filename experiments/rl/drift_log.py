@@ -20,31 +20,18 @@ from qat_core.planning.recipe import Recipe
 
 # sequences whose tokens the layers' KL is measured on
 KL_SEQUENCES = 4
-KL_EVERY = 20
+KL_EVERY = 20  # observations: it takes a forward pass a layer
 
 
 class DriftLog:
-    """Observes a model every so many steps.
-
-    Args:
-        model: that trains, prepared or not.
-        recipe: what its rollouts hold in NVFP4.
-        path: the file.
-        every: steps from one observation to the next, 1 or more. The layers' KL, which takes a
-            forward pass a layer, is measured `KL_EVERY` times less often.
-    """
+    """Observes a model, whose rollouts hold `recipe`, every so many steps."""
 
     def __init__(self, model: nn.Module, recipe: Recipe, path: Path, every: int) -> None:
         self._model, self._recipe, self._path, self._every = model, recipe, path, every
         self._monitor = DriftMonitor(model, recipe)
 
     def start(self, step: int) -> None:
-        """Looks at the weights before training goes on, so that its changes are known.
-
-        Args:
-            step: the last one done, 0 at the start of a run. If it is not one to observe, the next
-                observation has no changes.
-        """
+        """Looks at the weights before training goes on, so that its changes are known."""
         _drop_after(self._path, step)
         if step % self._every == 0:
             self._monitor.observe()
@@ -52,13 +39,7 @@ class DriftLog:
     def record(
         self, step: int, input_ids: Tensor | None = None, attention_mask: Tensor | None = None
     ) -> dict[str, float]:
-        """Appends the step's rows; returns their means under `drift/`, empty if it is not due.
-
-        Args:
-            step: after whose update this is called.
-            input_ids: (B, L), for the layers' KL; the first `KL_SEQUENCES` are used.
-            attention_mask: of them.
-        """
+        """Appends the step's rows; returns their means under `drift/`, empty if it is not due."""
         if step % self._every:
             return {}
         rows = self._monitor.observe()

@@ -45,17 +45,10 @@ def advantages(rewards_B: Tensor, config: GrpoConfig) -> Tensor:
 def policy_losses(
     log_probs_BT: Tensor, old_log_probs_BT: Tensor, advantages_B1: Tensor, config: GrpoConfig
 ) -> tuple[Tensor, Tensor]:
-    """Clipped policy-gradient losses of every token.
+    """Clipped policy-gradient losses of every token, (B, T); old log-probs are of before this step.
 
-    Args:
-        log_probs_BT: of the current policy, with gradient.
-        old_log_probs_BT: of the policy before this step's updates.
-        advantages_B1: one advantage a sequence.
-        config: the clip ratios.
-
-    Returns:
-        Losses (B, T) and a mask (B, T) of the tokens whose gradient a clip cut off: the upper one
-        where the advantage is positive, the lower one where it is negative.
+    And a mask (B, T) of the tokens whose gradient a clip cut off: the upper one where the advantage
+    is positive, the lower one where it is negative.
     """
     ratio_BT = (log_probs_BT - old_log_probs_BT).clamp(-20.0, 20.0).exp()
     unclipped_BT = -advantages_B1 * ratio_BT
@@ -70,14 +63,7 @@ def policy_losses(
 def correction_weights(
     train_log_probs_BT: Tensor, rollout_log_probs_BT: Tensor, mask_BT: Tensor, config: GrpoConfig
 ) -> Tensor:
-    """Weight of every token in the loss, FP32 (B, T), 0 off the mask.
-
-    Args:
-        train_log_probs_BT: trainer's log-probs of the sampled tokens, without gradient.
-        rollout_log_probs_BT: rollout engine's.
-        mask_BT: 1.0 on response tokens, else 0.0.
-        config: `correction` and its threshold or band.
-    """
+    """Weight of every token in the loss, FP32 (B, T), 0 off the mask, without gradient."""
     if config.correction == "token_tis":
         threshold = config.rollout_is_threshold
         return importance_weights(train_log_probs_BT, rollout_log_probs_BT, mask_BT, threshold)
@@ -98,11 +84,7 @@ def centred_losses(losses_BT: Tensor, advantages_B1: Tensor, expected_BT: Tensor
     s is the gradient of the sampled token's log-prob. Under the sampler q the mean of A s at a
     prefix is E_q[A] E_q[s] + Cov_q(A, s); with p = q the first term is 0, with another q it pulls
     the policy towards q (or, where rewards are low, away from it) at every step. This removes it.
-
-    Args:
-        losses_BT: policy losses of one update on rollouts of the policy as it was before it.
-        advantages_B1: one advantage a sequence.
-        expected_BT: sum over the vocabulary of q times the trainer's log-prob, with gradient.
+    `expected_BT` is the sum over the vocabulary of q times the trainer's log-prob, with gradient.
     """
     # the value of the added term is no loss, only its gradient counts
     return losses_BT + advantages_B1 * (expected_BT - expected_BT.detach())
@@ -113,16 +95,10 @@ def drift_term_metrics(
 ) -> dict[str, Tensor]:
     """The two factors of the drift term E_q[A] E_q[s], 0-D each.
 
-    Args:
-        advantages_B1: one advantage a sequence.
-        score_means_BT: squared norm of E_q[s] at each prefix, taken in the logits, where the score
-            of token a is e_a - p and its mean under the sampler q - p.
-        mask_BT: 1.0 on response tokens, else 0.0.
-
-    Returns:
-        `drift_term/advantage`, the mean of A over all tokens, and `drift_term/score`, the root of
-        the mean of the squared norm. E_q[A] at one prefix is not known: one response was drawn
-        there.
+    `drift_term/advantage` is the mean of A over all tokens: E_q[A] at one prefix is not known, as
+    one response was drawn there. `drift_term/score` is the root of the mean of `score_means_BT`,
+    the squared norm of E_q[s] at each prefix, taken in the logits, where the score of token a is
+    e_a - p and its mean under the sampler q - p.
     """
     num_tokens = mask_BT.sum()
     return {

@@ -62,13 +62,9 @@ class Scores(NamedTuple):
 class Policy:
     """A BF16 model, fake-quantized where a recipe says so.
 
-    Args:
-        model_dir: BF16 checkpoint.
-        recipe: None trains in BF16.
-        device: "cpu" or "cuda".
-        exact: compute the bits of vLLM's exact engine.
-        replays_routes: tokens go to the experts that the rollouts name, at every scoring alike: old
-            and new log-probs of a response are of the same experts.
+    With `exact` it computes the bits of vLLM's exact engine. With `replays_routes` tokens go to the
+    experts that the rollouts name, at every scoring alike: old and new log-probs of a response are
+    of the same experts.
     """
 
     def __init__(

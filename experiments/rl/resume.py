@@ -51,11 +51,7 @@ def save(
     tokenizer: PreTrainedTokenizerBase,
     optimizer: MasterAdamW,
 ) -> None:
-    """Writes the checkpoint of a step, then removes the older ones' optimizer states.
-
-    Raises:
-        ValueError: it cannot be written, for instance because the disk is full.
-    """
+    """Writes the checkpoint of a step, then removes the older ones' optimizer states."""
     partial = checkpoint_dir / PARTIAL
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -96,8 +92,7 @@ def _flush(*paths: Path) -> None:
 def load(checkpoint_dir: Path, optimizer: MasterAdamW) -> int:
     """Restores the newest whole checkpoint, removes newer ones and older optimizer states.
 
-    Returns:
-        Its step, 0 where there is none.
+    Returns its step, 0 where there is none.
     """
     damage = []
     for step, folder in reversed(find_steps(checkpoint_dir).items()):

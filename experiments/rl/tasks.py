@@ -40,11 +40,7 @@ class Problem(Question):
 
 
 def make_problems(task: TaskConfig, split: Split) -> list[Problem]:
-    """The task's problems of one split, the same on every machine; no test prompt is in train.
-
-    Raises:
-        ValueError: the task has no generator, or too few different problems.
-    """
+    """The task's problems of one split, the same on every machine; no test prompt is in train."""
     if task.name not in _DRAWERS:
         raise ValueError(f"task.name: {task.name} has no generator here; choose {GENERATED_TASKS}")
     wanted = task.test_prompts + task.train_prompts
@@ -58,10 +54,7 @@ def make_problems(task: TaskConfig, split: Split) -> list[Problem]:
 
 
 def have_new_sums(task: TaskConfig) -> list[bool]:
-    """Of each test problem, whether no training problem is worked out alike.
-
-    Word problems ask many sums twice, of other people and things; chain sums none.
-    """
+    """Of each test problem, whether no training problem is worked out alike; of chain sums all."""
     trained = {problem.worked for problem in make_problems(task, "train")}
     return [problem.worked not in trained for problem in make_problems(task, "test")]
 

@@ -12,9 +12,8 @@ PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor
 def character_tokenizer(size: int = 0) -> PreTrainedTokenizerFast:
     """One token a character of the chain-sum task, after `<pad>` (0) and `<eos>` (1).
 
-    Args:
-        size: up to this many tokens, others that no text has follow. As a tokenizer's "added
-            tokens" 150,000 of them would take every process that loads it 9 s instead of 1.
+    Up to `size` tokens, others that no text has follow. As a tokenizer's "added tokens" 150,000 of
+    them would take every process that loads it 9 s instead of 1.
     """
     tokens = ["<pad>", "<eos>", *ALPHABET]
     tokens += [f"<unused{i}>" for i in range(size - len(tokens))]

@@ -82,17 +82,16 @@ class GrpoTrainer:
             gpu_memory_gib=run.gpu_memory_gib,
             exact=run.exact,
         )
-        self.weight_distance = self._weight_distance() if config.measure_drift_term else None
+        self.weight_distance = None
+        if config.measure_drift_term:  # of all that NVFP4 could take, in every arm alike
+            everything = plan(self.policy.model, Recipe())
+            self.weight_distance = WeightDistance(self.policy.model, everything, Recipe())
         self.problems = make_problems(run.task, "train")
         self.timings_s: dict[str, float] = {}
         self.drift = self._drift_log()
 
     def train(self, on_step: OnStep) -> None:
-        """Runs the remaining steps; `on_step(step, metrics)` is called after each of them.
-
-        Raises:
-            ValueError: trainer and engine disagree on which weights are NVFP4.
-        """
+        """Runs the remaining steps; `on_step(step, metrics)` is called after each of them."""
         self.coverage()
         first = resume.load(self.run.checkpoint_dir, self.optimizer) + 1
         if self.drift is not None:
@@ -123,7 +122,7 @@ class GrpoTrainer:
                 actor, old = update_policy(
                     self.policy, self.optimizer, rollouts, old, advantages_B1, config
                 )
-        mask_BT = rollouts.response_mask
+        mask_BT, batch = rollouts.response_mask, (rollouts.input_ids, rollouts.attention_mask)
         return {
             **(self._require_exact(old, rollouts) if self.run.exact else {}),
             **mismatch_metrics(
@@ -135,7 +134,7 @@ class GrpoTrainer:
             **score_metrics(scores_B),
             **length_metrics(rollouts),
             **performance_metrics(rollouts, self.timings_s),
-            **self._drift(step, rollouts),
+            **(self.drift.record(step, *batch) if self.drift else {}),
         }
 
     def _require_exact(self, old: Scores, rollouts: Rollouts) -> dict[str, float]:
@@ -174,11 +173,6 @@ class GrpoTrainer:
             metrics | {"drift_term/weight_steps": self.weight_distance.rms(self.policy.model)}
         )
 
-    def _drift(self, step: int, rollouts: Rollouts) -> dict[str, float]:
-        if self.drift is None:
-            return {}
-        return self.drift.record(step, rollouts.input_ids, rollouts.attention_mask)
-
     def _drift_log(self) -> DriftLog | None:
         """Of weights that are sent in NVFP4, where the run asks for it."""
         recipe, every = self.run.rollout_recipe, self.config.drift_every
@@ -186,11 +180,6 @@ class GrpoTrainer:
             return None
         path = self.run.checkpoint_dir.parent / DRIFT_FILE
         return DriftLog(self.policy.model, recipe, path, every)
-
-    def _weight_distance(self) -> WeightDistance:
-        """Of all that NVFP4 could take, in every arm alike."""
-        recipe = Recipe()
-        return WeightDistance(self.policy.model, plan(self.policy.model, recipe), recipe)
 
     def _sync(self) -> None:
         if self.run.exact:

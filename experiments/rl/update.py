@@ -36,19 +36,10 @@ def update_policy(
     advantages_B1: Tensor,
     config: GrpoConfig,
 ) -> tuple[dict[str, float], Scores]:
-    """Updates the policy.
+    """Updates the policy; `old` is None where `needs_old_scores` says so.
 
-    Args:
-        policy: the one that is updated.
-        optimizer: of its parameters.
-        rollouts: a batch.
-        old: `old_scores`; None where `needs_old_scores` says so.
-        advantages_B1: one a response.
-        config: of the run.
-
-    Returns:
-        The `actor/*` metrics, means over the mini-batches, and the scores by the policy before the
-        update. `actor/grad_norm` is infinite or NaN if the optimizer skipped a mini-batch.
+    Returns the `actor/*` metrics, means over the mini-batches, and the scores by the policy before
+    the update. `actor/grad_norm` is infinite or NaN if the optimizer skipped a mini-batch.
     """
     size = config.mini_batch_prompts * config.responses_per_prompt
     mask_BT = rollouts.response_mask
@@ -87,11 +78,7 @@ def _backward(
     num_tokens: Tensor,
     config: GrpoConfig,
 ) -> tuple[Tensor, Scores]:
-    """Adds a micro-batch's gradient.
-
-    Returns:
-        Its share of loss, clip fraction and KL, (3,), and the scores without gradient.
-    """
+    """Adds a gradient; returns shares of loss, clip fraction and KL, (3,), and detached scores."""
     scores = policy.scores(rollouts)
     current_BT = scores.log_probs_BT
     old_BT = current_BT.detach() if old_log_probs_BT is None else old_log_probs_BT

@@ -16,11 +16,6 @@ class WeightDistance:
     The step of a block is the finest distance between two neighbours of its grid, half a block
     scale, with the block scales of the base weights; twice and four times as far apart are the
     larger values. Keeps two FP32 copies of the quantized weights.
-
-    Args:
-        model: holds the base weights, prepared or not.
-        plan: which weights are looked at.
-        recipe: scale policies of their grid.
     """
 
     def __init__(self, model: nn.Module, plan: QuantPlan, recipe: Recipe) -> None:
@@ -35,10 +30,7 @@ class WeightDistance:
 
     @torch.no_grad()
     def rms(self, model: nn.Module) -> Tensor:
-        """Root of the mean, over all quantized weights, of (moved / step)^2, 0-D FP32.
-
-        Blocks of zeros have no step and count as not moved.
-        """
+        """Root of the mean, over all quantized weights, of (moved / step)^2, 0-D FP32."""
         state = model.state_dict()
         moved = [_copy(state[name]) for name in self.names]
         torch._foreach_sub_(moved, self.base)
@@ -52,7 +44,7 @@ def _copy(weight: Tensor) -> Tensor:
 
 
 def _steps(packed: Tensor | PackedTensor, base: Tensor) -> Tensor:
-    """Half the block scale of every weight, infinity in blocks of zeros."""
+    """Half a block scale, of every weight; infinity in blocks of zeros: they count as not moved."""
     assert isinstance(packed, PackedTensor)
     scale = packed.block_scale.float() / packed.global_scale[..., None, None]
     is_zero = base.reshape(*base.shape[:-1], -1, BLOCK_SIZE).abs().amax(-1) == 0

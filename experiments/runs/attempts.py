@@ -12,14 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.runs.manifest import MANIFEST, Digests, RunManifest, read_manifest
-from experiments.runs.metrics import (
-    METRICS,
-    Row,
-    merge,
-    read_jsonl,
-    read_rows,
-    require_every_step,
-)
+from experiments.runs.metrics import METRICS, Row, merge, read_jsonl, read_rows, require_every_step
 from experiments.runs.record import has_file, open_record
 from experiments.support.json_files import write_jsonl
 
@@ -126,12 +119,7 @@ def list_run_dirs(folder: Path) -> list[Path]:
 
 
 def read_history(run_dir: Path, keys: Collection[str] = ()) -> tuple[RunManifest, list[Row]]:
-    """Manifest and merged metrics of a run, finished or not, or of a recorded one.
-
-    Args:
-        run_dir: of the run.
-        keys: as for `read_rows`.
-    """
+    """Manifest and merged metrics of a run, finished or not, or of a recorded one."""
     if not (attempts := list_attempts(run_dir)):
         return read_manifest(run_dir, HINT), read_rows(run_dir, HINT, keys)
     manifest = attempts[-1].manifest

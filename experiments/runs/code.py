@@ -30,11 +30,7 @@ def digest_code(*modules: str, without: tuple[str, ...] = ()) -> str:
 
 
 def executed_files(*modules: str, without: tuple[str, ...] = ()) -> list[Path]:
-    """The files of these modules and of those that they reach, see above.
-
-    Args:
-        without: modules, or packages with all that is in them, that are not executed.
-    """
+    """The files of these modules and of those that they reach, see above."""
     names, seen, files = set(modules), set[str](), set[Path]()
     left_out = tuple(f"{part}." for part in without)
     while names:

@@ -1,8 +1,4 @@
-"""The drift of a run's weights: JSON lines until it is recorded.
-
-One row a weight and observed step, as `experiments.rl.drift_log` writes them; the KL of a layer is
-the measure `layer_kl` of rows of the kind `kl`.
-"""
+"""The drift of a run's weights: JSON lines, as `experiments.rl.drift_log` has them, or recorded."""
 
 import math
 from pathlib import Path
@@ -14,7 +10,7 @@ from experiments.runs.record import file_of, record_of
 from experiments.support.json_files import parse_object, read_bytes
 from qat_core.drift import MEASURES
 
-KL = "layer_kl"
+KL = "layer_kl"  # of a layer: a measure of rows of the kind `kl`
 HINT = "train the run with rl.drift_every: 1"
 KEYS = ["step", "layer", "kind"]
 NUMBERS = ("layer", "kl", "kl_together", *MEASURES)

@@ -9,7 +9,7 @@ from experiments.runs.manifest import MANIFEST
 from experiments.runs.provenance import digest_file, digest_json, require_digests
 from experiments.study.models import GgufModel, HubModel, Model
 from experiments.study.schema import ROOT, Study
-from experiments.support.json_files import read_model
+from experiments.support.json_files import Parsed, read_model
 
 
 class BaseManifest(BaseModel):
@@ -26,10 +26,7 @@ class BaseManifest(BaseModel):
 
 def read_base_manifest(base_dir: Path) -> BaseManifest:
     """The manifest of a base checkpoint."""
-    path = base_dir / MANIFEST
-    if not path.is_file():
-        raise ValueError(f"{path}: no base checkpoint; make it with `snakemake {path}`")
-    return read_model(path, BaseManifest)
+    return _read(base_dir / MANIFEST, BaseManifest, "base checkpoint")
 
 
 def base_digest(study: Study, name: str) -> str:
@@ -54,11 +51,7 @@ def _stops_at_an_accuracy(model: Model) -> bool:
 
 
 def require_prompts_fit(longest_tokens: int, study: Study) -> None:
-    """Refuses prompts that are longer than a study allows: verl would leave them out in silence.
-
-    Raises:
-        ValueError: names the key and the length that is needed.
-    """
+    """Refuses prompts that are longer than a study allows: verl would leave them out in silence."""
     allowed = study.rl.rollout.max_prompt_tokens
     if longest_tokens > allowed:
         raise ValueError(
@@ -94,10 +87,13 @@ class DataManifest(BaseModel):
 
 def read_data_manifest(folder: Path) -> DataManifest:
     """The description of a study's data."""
-    path = folder / DATA_MANIFEST
+    return _read(folder / DATA_MANIFEST, DataManifest, "data")
+
+
+def _read(path: Path, kind: type[Parsed], what: str) -> Parsed:
     if not path.is_file():
-        raise ValueError(f"{path}: no data; make it with `snakemake {path}`")
-    return read_model(path, DataManifest)
+        raise ValueError(f"{path}: no {what}; make it with `snakemake {path}`")
+    return read_model(path, kind)
 
 
 def check_data(folder: Path) -> None:

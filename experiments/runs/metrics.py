@@ -31,13 +31,7 @@ GRID_METRICS = (
 
 
 def read_jsonl(path: Path, hint: str, *, may_be_cut: bool = False) -> list[Row]:
-    """The rows of a metrics.jsonl.
-
-    Args:
-        path: the file.
-        hint: what the user can do about damage.
-        may_be_cut: leave out a last line without an end, as a crash leaves it.
-    """
+    """The rows of a metrics.jsonl, whose last line has no end where a crash has cut it."""
     lines = read_bytes(path, hint).splitlines(keepends=True)
     return [
         _check_row(parse_object(line, where, hint), where, hint)
@@ -47,13 +41,7 @@ def read_jsonl(path: Path, hint: str, *, may_be_cut: bool = False) -> list[Row]:
 
 
 def read_rows(run_dir: Path, hint: str, keys: Collection[str] = ()) -> list[Row]:
-    """The metrics of a finished run, of results or of a record; what is undefined is None.
-
-    Args:
-        run_dir: of the run.
-        hint: what the user can do about damage.
-        keys: all that is needed, beside the step; by default every metric.
-    """
+    """The metrics of a finished run, of results or of a record; what is undefined is None."""
     record = record_of(run_dir)
     if record is None:
         return read_jsonl(run_dir / METRICS, hint)
@@ -80,14 +68,7 @@ def step_of(row: Row) -> int:
 
 
 def require_every_step(rows: Sequence[Row], where: str, hint: str, last: int | None = None) -> None:
-    """Refuses merged rows that do not start at step 1, have a gap, or end before a step.
-
-    Args:
-        rows: one per step, ascending.
-        where: what an error calls them.
-        hint: what the user can do.
-        last: a step that must be there; by default the last one that is.
-    """
+    """Refuses merged rows that do not start at step 1, have a gap, or end before step `last`."""
     steps = {step_of(row) for row in rows}
     for step in range(1, (last or max(steps, default=0)) + 1):
         if step not in steps:

@@ -121,10 +121,7 @@ def switches() -> dict[str, str]:
 
 
 def origin(device: str, record: Path | None = None, **more_versions: str) -> dict[str, Any]:
-    """Where a measurement comes from, ready for JSON: machine, versions and commit.
-
-    A `record` that is gone on with is named, so that its own lines are no change of the code.
-    """
+    """Where a measurement comes from, ready for JSON: machine, versions and commit."""
     git = git_state(record)
     return {
         "hardware": hardware(device).model_dump(),

@@ -76,10 +76,7 @@ def is_trained(study: Study, run: Run, results: Path) -> bool:
 
 
 def complete_cells(study: Study, results: Path) -> dict[str | None, tuple[Run, ...]]:
-    """The cells of a grid that have all their runs, with these, in the study's order.
-
-    A study without cells is a single one, whose name is None.
-    """
+    """The cells that have all their runs, in the study's order; without cells one named None."""
     runs_of: dict[str | None, list[Run]] = {}
     for run in study.runs:
         runs_of.setdefault(run.cell, []).append(run)

@@ -11,11 +11,7 @@ from experiments.support.cli import run_cli
 
 
 def load_study(path: Path) -> Study:
-    """Reads and checks a study file.
-
-    Raises:
-        ValueError: one line per failed check, "<file>: <dotted key>: <what>; <hint>".
-    """
+    """Reads and checks a study file."""
     study = parse_yaml_file(path, Study, MODEL_KINDS)
     # the first only: the next ones rely on what it asks for
     for failure in failed_checks(study):

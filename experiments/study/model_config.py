@@ -24,10 +24,7 @@ Experts = Annotated[int, Field(ge=1, le=10_000)]
 
 
 class ModelConfig(BaseModel):
-    """The keys of a Hugging Face config.json that decide shapes or are read by all models here.
-
-    Other keys are left to transformers.
-    """
+    """The keys of a config.json that decide shapes or that all models read; others it may have."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, frozen=True)
 
@@ -101,11 +98,7 @@ class ModelConfig(BaseModel):
 
 
 def read_model_config(path: Path, hint: str) -> dict[str, Any]:
-    """The content of a config.json whose sizes and types are valid.
-
-    Raises:
-        ValueError: "<file>: <key>: <what>; <hint>".
-    """
+    """The content of a config.json whose sizes and types are valid."""
     content = read_json(path, hint)
     read_model(path, ModelConfig, hint)
     return content

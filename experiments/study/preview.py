@@ -15,11 +15,7 @@ HEADER = ("model", "arm", "runs", "seeds", "rollout weights, predicted")
 
 
 def preview(study: Study) -> str:
-    """The runs of a study and their predicted weight memory, one line per arm.
-
-    Raises:
-        ValueError: an arm cannot quantize a model; names the model's config file.
-    """
+    """The runs of a study and their predicted weight memory, one line per arm."""
     gpus = f"{study.gpus} GPU{'s' * (study.gpus > 1)} each" if study.device == "cuda" else "no GPU"
     head = f"Study {study.study}: {len(study.runs)} runs, trainer {study.trainer}, {gpus}"
     rows = [HEADER]

@@ -157,11 +157,7 @@ class Study(Settings):
         return self.exact or ARMS[arm].is_exact
 
     def rl_of(self, cell: str | None) -> GrpoConfig:
-        """The settings of `rl` in a cell.
-
-        Raises:
-            ValidationError: what the cell replaces does not fit the rest.
-        """
+        """The settings of `rl` in a cell; ValidationError where they do not fit together."""
         if cell is None:
             return self.rl
         return GrpoConfig.model_validate(self.rl.model_dump() | self.cells[cell].replaced())
@@ -230,11 +226,7 @@ class Study(Settings):
         return here and not self.cells
 
     def find_run(self, run_id: str) -> Run:
-        """The run of that id.
-
-        Raises:
-            ValueError: the study has no such run.
-        """
+        """The run of that id."""
         runs = {run.id: run for run in self.runs}
         if run_id not in runs:
             raise ValueError(

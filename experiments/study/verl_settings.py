@@ -24,11 +24,7 @@ class Setting(NamedTuple):
 
 
 def load_recipe(recipe: str, variants: Sequence[str]) -> dict[str, Setting]:
-    """Settings by dotted key; lists and scalars are replaced as a whole.
-
-    Raises:
-        ValueError: a file is not a YAML mapping.
-    """
+    """Settings by dotted key; lists and scalars are replaced as a whole."""
     files = [RECIPES / "base.yaml", RECIPES / recipe / "recipe.yaml"]
     files += [RECIPES / "variants" / f"{variant}.yaml" for variant in variants]
     return {

@@ -19,15 +19,9 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 def parse_yaml_file(path: Path, model: type[ModelT], kinds: Kinds) -> ModelT:
-    """Reads `path` as a `model`.
+    """Reads `path` as a `model`; `kinds` are the sections that `models.<name>` may hold, by `kind`.
 
-    Args:
-        path: the YAML file.
-        model: what the file holds.
-        kinds: the sections that `models.<name>` may hold, by the value of their key `kind`.
-
-    Raises:
-        ValueError: one line per error, "<file>: <dotted key>: <what>; <hint>".
+    Each error is a line of a ValueError: "<file>: <dotted key>: <what>; <hint>".
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such study file; see experiments/studies")
@@ -85,11 +79,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Reads a YAML file that holds a mapping.
-
-    Raises:
-        ValueError: it is not YAML, or no mapping; names the file and, where there is one, the line.
-    """
+    """Reads a YAML file that holds a mapping; an error names the file and, if known, the line."""
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
     except yaml.MarkedYAMLError as error:

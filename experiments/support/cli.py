@@ -61,9 +61,6 @@ def run_command(
     """Parses `python -m PACKAGE COMMAND ...`, and calls `main` of the package's module COMMAND.
 
     That is imported then, so that neither help nor a mistake waits for torch.
-
-    Args:
-        commands: by name, their arguments; what a command does its module says first.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {package}", description=what)
     parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

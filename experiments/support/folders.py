@@ -9,16 +9,7 @@ from filelock import FileLock, Timeout
 
 @contextmanager
 def sole_process(lock: Path, folder: Path, does: str) -> Iterator[None]:
-    """Holds a lock file for the block; the kernel releases the lock of a killed process.
-
-    Args:
-        lock: the lock file; its folder is made if there is none.
-        folder: what the lock is for.
-        does: what the other process does with the folder, for the error.
-
-    Raises:
-        ValueError: another process has the lock.
-    """
+    """Holds a lock file for the block; the kernel releases the lock of a killed process."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     try:
         held = FileLock(lock).acquire(timeout=0)
@@ -33,12 +24,6 @@ def require_replaceable(out: Path) -> None:
 
     No file can be asked for instead: Snakemake makes the folder, and removes the manifest of one
     that is made again.
-
-    Args:
-        out: what `--out` names; it need not exist.
-
-    Raises:
-        ValueError: it is a file, or holds folders.
     """
     if out.is_file() or (out.is_dir() and any(path.is_dir() for path in out.iterdir())):
         raise ValueError(

@@ -43,15 +43,7 @@ def _uuids() -> dict[str, str]:
 
 
 def require_gpus(num_gpus: int, memory_gib: float | None = None) -> None:
-    """Refuses a run that this machine can never serve.
-
-    Args:
-        num_gpus: how many it takes.
-        memory_gib: of each, see `locked_gpus`.
-
-    Raises:
-        ValueError: there are fewer GPUs than that, or fewer with so much memory.
-    """
+    """Refuses a run that this machine can never serve."""
     found = len(visible_gpus())
     if found < num_gpus:
         raise ValueError(
@@ -74,15 +66,9 @@ def locked_gpus(
 ) -> Iterator[list[str]]:
     """Waits for so many free GPUs, or for a share of each, and keeps them for the block.
 
-    Args:
-        num_gpus: how many.
-        folder: of the lock files, named by UUID, since an index and a UUID may be one GPU; by
-            default a folder of this user, machine and Slurm job.
-        memory_gib: share each GPU with others that say how much memory they take; None: with
-            nobody.
-
-    Raises:
-        ValueError: this machine has fewer, or none of them has so much memory.
+    Files in `folder`, by default one of this user, machine and Slurm job, are named by UUID, since
+    an index and a UUID may be one GPU. With `memory_gib` each GPU is shared with others that say
+    how much memory they take; without, with nobody.
     """
     require_gpus(num_gpus, memory_gib)
     folder = folder or _own_folder()
@@ -101,16 +87,7 @@ def locked_gpus(
 
 @contextmanager
 def reserved_devices(device: str, num_gpus: int, memory_gib: float | None = None) -> Iterator[None]:
-    """Locks GPUs and hides all others; before this process has used any. Nothing on a CPU.
-
-    Args:
-        device: "cpu" or "cuda".
-        num_gpus: how many.
-        memory_gib: share each with others, see `locked_gpus`.
-
-    Raises:
-        ValueError: this machine has fewer.
-    """
+    """Locks GPUs and hides all others; before this process has used any. Nothing on a CPU."""
     if device == "cpu":
         yield
         return

@@ -31,9 +31,7 @@ REFUSALS = (
 def explain_download_errors(wanted: str, hint: str) -> Iterator[None]:
     """Any error of the hub's client becomes one that names what was wanted, with a hint.
 
-    Raises:
-        ValueError: the hub refuses the download inside, or there is no room for it.
-        OSError: it has failed otherwise; another try may do.
+    ValueError where the hub refuses or there is no room; OSError otherwise: another try may do.
     """
     try:
         yield

@@ -14,16 +14,7 @@ REMAKE = f"{DELETE}run the study again"  # true of every file that the workflow 
 
 
 def parse_object(text: str | bytes, where: str, hint: str) -> Json:
-    """The mapping that a JSON text holds.
-
-    Args:
-        text: the JSON.
-        where: what an error calls it: its file, and its line if it is one of many.
-        hint: what the user can do about damage.
-
-    Raises:
-        ValueError: it is not JSON, or not a mapping.
-    """
+    """The mapping that a JSON text holds; `where` is what an error calls it."""
     content = _parse(text, where, hint)
     if not isinstance(content, dict):
         raise ValueError(f"{where}: not a mapping of keys to values; {hint}")

@@ -1,10 +1,9 @@
 """Adds what is known only after training to MLflow's view: evaluations, claims and figures.
 
-MLflow holds one experiment per study and in it one run per run id across all its attempts, tagged
-with it. A judged study has more: a run an arm, above its seeds, with their means and mean curves,
-and intervals in its note; and one run "study": the claims and the number of each verdict as its
-metrics, the figures as artifacts, and as its note what a reader must know of the runs, then the
-claims.
+MLflow holds an experiment a study and in it a run a run id across all its attempts, tagged with it.
+A judged study has more: a run an arm, above its seeds, with means, mean curves, and intervals in
+its note; and a run "study": claims and the number of each verdict as metrics, figures as artifacts,
+and as its note what a reader must know of the runs, then the claims.
 """
 
 import argparse
@@ -63,9 +62,6 @@ def rebuild_run(run_dir: Path) -> str:
     """Makes the MLflow run of a run's folder from its files; returns its id.
 
     The run is closed last: one whose making was interrupted is still open.
-
-    Raises:
-        ValueError: MLflow refused it.
     """
     manifest, rows = read_history(run_dir)
     tracked = TrackedRun(manifest.study, manifest.run)
@@ -120,12 +116,7 @@ def publish_results(client: MlflowClient, run_id: str, run_dir: Path) -> None:
 
 
 def publish_study(study_dir: Path, results: Path) -> None:
-    """Makes the runs of the arms, which come first in the view, and of the study itself.
-
-    Args:
-        study_dir: holds claims.json, claims.md and figures/.
-        results: holds the study's runs, which give its start and its end.
-    """
+    """Makes the runs of the arms, which come first in the view, and of the study itself."""
     claims = study_dir / "claims.json"
     judged = read_judged(claims)
     runs = _readable_runs(judged.study, results)

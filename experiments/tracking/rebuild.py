@@ -9,11 +9,7 @@ from experiments.tracking.store import connect, explained_errors
 
 
 def rebuild(folder: Path) -> None:
-    """Makes the MLflow runs of a results or records folder from its files.
-
-    Raises:
-        ValueError: there is no such folder, or MLflow refused a run.
-    """
+    """Makes the MLflow runs of a results or records folder from its files."""
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder; name results or a folder of records")
     run_dirs = list_run_dirs(folder)

@@ -45,17 +45,14 @@ class RunLog:
         self.attempt.append(row)
         self.tracked.log_rows([row], [int(time.time() * 1000)])
         self.step_times_s.append(metrics[STEP_TIME])
-        print(self.progress_line(step, metrics), flush=True)
-
-    def progress_line(self, step: int, metrics: dict[str, float]) -> str:
-        """Step, mismatch, reward, speed and time left of a run, in one line."""
         mean_step_s = sum(self.step_times_s) / len(self.step_times_s)
         left = timedelta(seconds=round(mean_step_s * (self.total_steps - step)))
         # not perf/throughput: verl's is of one GPU
         tokens_per_s = metrics[TOTAL_TOKENS] / metrics[STEP_TIME]
-        return (
+        print(
             f"{self.name:<28} step {step:>3}/{self.total_steps}  "
             f"k3 KL {metrics[K3_KL]:.2e}  "
             f"reward {metrics[REWARD]:+.3f}  "
-            f"{tokens_per_s:,.0f} tokens/s  {left} left"
+            f"{tokens_per_s:,.0f} tokens/s  {left} left",
+            flush=True,
         )

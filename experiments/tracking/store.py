@@ -53,11 +53,7 @@ def limit_requests() -> None:
 
 @contextmanager
 def explained_errors() -> Iterator[None]:
-    """Any error of the store becomes a ValueError with its address and what to do.
-
-    Raises:
-        ValueError: the store does not answer, or is not one.
-    """
+    """Any error of the store becomes a ValueError with its address and what to do."""
     try:
         yield
     except STORE_ERRORS as error:
@@ -76,9 +72,6 @@ def find_or_create_experiment(client: MlflowClient, name: str) -> str:
 
     MLflow keeps a deleted experiment, takes no runs for it and no other of its name: a study that
     has new results restores its own, and says so.
-
-    Raises:
-        ValueError: it cannot be restored.
     """
     try:
         return str(client.create_experiment(name))
@@ -88,21 +81,17 @@ def find_or_create_experiment(client: MlflowClient, name: str) -> str:
             raise
     experiment_id = str(experiment.experiment_id)
     if experiment.lifecycle_stage == LifecycleStage.DELETED:
-        _restore(client, experiment_id, name)
+        try:
+            client.restore_experiment(experiment_id)
+            print(f"MLflow: experiment {name} had been deleted: restored", flush=True)
+        except MlflowException as error:
+            # unless another run of the study was faster
+            if client.get_experiment(experiment_id).lifecycle_stage == LifecycleStage.DELETED:
+                raise ValueError(
+                    f"{store_uri()}: experiment {name} is deleted and cannot be restored "
+                    f"({error}); delete it for good, or give the study another name"
+                ) from error
     return experiment_id
-
-
-def _restore(client: MlflowClient, experiment_id: str, name: str) -> None:
-    try:
-        client.restore_experiment(experiment_id)
-        print(f"MLflow: experiment {name} had been deleted: restored", flush=True)
-    except MlflowException as error:
-        # unless another run of the study was faster
-        if client.get_experiment(experiment_id).lifecycle_stage == LifecycleStage.DELETED:
-            raise ValueError(
-                f"{store_uri()}: experiment {name} is deleted and cannot be restored ({error}); "
-                "delete it for good, or give the study another name"
-            ) from error
 
 
 def find_runs(client: MlflowClient, experiment_id: str, run_id: str) -> list[str]:

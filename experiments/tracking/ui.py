@@ -1,13 +1,9 @@
 """Shows the runs of this machine, and the record of a study, in MLflow.
 
-Prints an address for every study of this machine and for the one that is asked for, then becomes
+Prints an address for each study of this machine and the one that is asked for, then becomes
 MLflow's server, while a process reads what the store lacks from files. What is lacking is asked of
 the store itself: the next start reads what one that was interrupted has not, and what has changed.
-The record of the study is read where no run of it is among the results, and its runs go once there
-is one.
-
-The store is the one in which runs are tracked: mlflow.db, or the SQLite file of
-MLFLOW_TRACKING_URI.
+A study's record is read where no run of it is among the results; its runs go once there is one.
 """
 
 import argparse
@@ -67,10 +63,7 @@ MOST_RUNS = 50_000  # that MLflow lists at once
 
 
 def add_results(client: MlflowClient, results: Path) -> set[str]:
-    """Adds runs and judged studies that the store lacks or holds in part; returns the studies.
-
-    What cannot be read is named and left out.
-    """
+    """Adds runs and judged studies that the store lacks or holds in part; returns the studies."""
     deleted = _deleted_studies(client)
     found, changed = defaultdict[str, set[str]](set), set[str]()
     for run_dir in list_run_dirs(results):
@@ -110,11 +103,7 @@ def add_record(client: MlflowClient, record: Path, but: set[str]) -> None:
 
 
 def shown_studies(client: MlflowClient, results: Path, record: Path) -> dict[str, str]:
-    """The address's end of every study that is there or will be, made where the store lacks it.
-
-    Raises:
-        ValueError: the study that is asked for has neither run nor record.
-    """
+    """The address's end of every study that is there or will be, made where the store lacks it."""
     names = {it.name for it in client.search_experiments() if SHARED_VIEW in it.tags}
     for run_dir in list_run_dirs(results):
         with suppress(ValueError):  # who reads the run says so
@@ -137,11 +126,7 @@ def shown_studies(client: MlflowClient, results: Path, record: Path) -> dict[str
 
 @contextmanager
 def reserved_port(port: str) -> Iterator[int]:
-    """Holds a port of this machine for the block, so that no other server takes it meanwhile.
-
-    Raises:
-        ValueError: it is none, or not free.
-    """
+    """Holds a port of this machine for the block, so that no other server takes it meanwhile."""
     if not port.isdecimal() or not 1 <= int(port) <= LARGEST_PORT:
         raise ValueError(f"PORT={port}: no port; name one from 1 to {LARGEST_PORT}")
     try:
@@ -163,10 +148,7 @@ def require_file() -> None:
 
 
 def server_command(port: int) -> list[str]:
-    """MLflow's own server for the store, on this machine alone.
-
-    One worker is enough for one reader; each takes seconds to start.
-    """
+    """MLflow's own server for the store, on this machine alone; a worker takes seconds to start."""
     mlflow = str(Path(sys.executable).parent / "mlflow")
     address = ("--host", HOST, "--port", str(port))
     return [mlflow, "ui", *address, "--workers", "1", "--backend-store-uri", store_uri()]
@@ -212,6 +194,7 @@ def _deleted_studies(client: MlflowClient) -> set[str]:
 
 @contextmanager
 def _named_errors() -> Iterator[None]:
+    """What cannot be read is left out."""
     try:
         yield
     except ValueError as error:

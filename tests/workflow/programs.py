@@ -56,6 +56,17 @@ def module(name: str, *arguments: object, folder: Path = ROOT, **variables: str)
     return run([sys.executable, "-m", *name.split(), *arguments], cwd=folder, **variables)
 
 
+def write_nvidia_smi(folder: Path, memory_mib: dict[str, str]) -> Path:
+    """A program that knows these GPUs, by UUID; returns its file."""
+    listed = "".join(f"GPU {i}: X (UUID: {uuid})\\n" for i, uuid in enumerate(memory_mib))
+    sizes = "".join(f"{uuid}, {mib}\\n" for uuid, mib in memory_mib.items())
+    folder.mkdir(exist_ok=True)
+    program = folder / "nvidia-smi"
+    program.write_text(f'#!/bin/sh\n[ "$1" = -L ] && printf "{listed}" || printf "{sizes}"\n')
+    program.chmod(0o755)
+    return program
+
+
 def imported(done: Done) -> set[str]:
     """What a program that ran with PYTHONPROFILEIMPORTTIME imported."""
     lines = done.stderr.splitlines()

@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from experiments.study.schema import ROOT, STUDIES
+from experiments.study.schema import ROOT
 from tests.study_files import write_study
 from tests.workflow.programs import ENVIRONMENT, SMOKE, Done, module, run, snakemake
 
@@ -41,13 +42,6 @@ def study_of_model(folder: Path, config: str) -> tuple[Path, Path]:
     return write_study(folder, {"models/tiny/config": str(file)}, SMOKE), file
 
 
-def test_snakemake_refuses_model(tmp_path: Path) -> None:
-    study, file = study_of_model(tmp_path, json.dumps(TINY | {"num_hidden_layers": 0}))
-    line = f"{file}: no linear or expert weight to quantize; use the bf16 arm alone"
-    assert_one_line(snakemake("--configfile", study, folder=tmp_path), line)
-    assert not (tmp_path / "results").exists()
-
-
 def test_dry_run_refuses_a_damaged_model_config(tmp_path: Path) -> None:
     study, file = study_of_model(tmp_path, "{")
     done = snakemake("-n", "--configfile", study, folder=tmp_path)
@@ -65,72 +59,77 @@ def test_program_that_fails_within_the_workflow_is_said_to_fail(tmp_path: Path) 
     assert "MissingOutputException" not in output
 
 
-def test_make_run_names_file_and_line_of_bad_yaml(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("program", "text", "line"),
+    [("run", "rl:\n\tsteps: 1\n", "line 2: "), ("report", "a: 1\n", "study: missing; add it")],
+)
+def test_make_names_what_is_wrong_in_a_file(
+    tmp_path: Path, program: str, text: str, line: str
+) -> None:
     study = tmp_path / "study.yaml"
-    study.write_text("rl:\n\tsteps: 1\n")
+    study.write_text(text)
     options = ["-o", ".venv/.installed-base", f"BIN={Path(sys.executable).parent}"]
-    done = run(["make", *options, "run", f"STUDY={study}"])
-    assert done.returncode != 0
-    errors = [text for text in done.stderr.splitlines() if text.startswith("error: ")]
-    assert len(errors) == 1 and errors[0].startswith(f"error: {study}: line 2: "), done.stderr
-    assert "Traceback" not in done.stderr + done.stdout
+    done = run(["make", *options, program, f"STUDY={study}"])
+    assert done.returncode == 2 and "Traceback" not in done.stderr + done.stdout
+    assert done.stderr.startswith(f"error: {study}: {line}")
 
 
 SLOW = "open('started', 'w')\nimport time; time.sleep(600)\n"  # a workflow
 
 
-def test_a_study_is_made_by_one_process_at_a_time(tmp_path: Path) -> None:
-    slow = tmp_path / "Snakefile"
-    slow.write_text(SLOW)
-    make = ("experiments.launch.study", SMOKE, "--cores", "1", "--snakefile")
-    command = [sys.executable, "-m", *map(str, make), str(slow)]
-    first = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
-    while not (tmp_path / "started").exists():
-        assert first.poll() is None
-        time.sleep(0.05)
-    second = module(*make, ROOT / "Snakefile", folder=tmp_path)
-    first.kill()
-    first.wait()
-    line = "error: results/studies/smoke: another process makes it; wait for it or end it\n"
-    assert (second.returncode, second.stderr) == (2, line)
-    again = module(*make, ROOT / "Snakefile", "-n", folder=tmp_path)
-    assert again.returncode == 0 and "Study smoke: 2 runs" in again.stderr
-
-
-def test_a_study_that_is_stopped_says_so_in_one_line(tmp_path: Path) -> None:
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """The program that runs a study, in the midst of a slow workflow."""
     (tmp_path / "Snakefile").write_text(SLOW)
-    command = [sys.executable, "-m", "experiments.launch.study", str(SMOKE)]
-    process = subprocess.Popen(
-        command,
+    with subprocess.Popen(
+        [sys.executable, "-m", "experiments.launch.study", str(SMOKE)],
         cwd=tmp_path,
         env=ENVIRONMENT,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
-    while not (tmp_path / "started").exists():
-        assert process.poll() is None
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    _, said = process.communicate()
-    assert (process.returncode, said) == (130, "stopped: SIGINT; the same command goes on\n")
+    ) as process:
+        while not (tmp_path / "started").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
-def test_settings_on_the_command_line_are_refused(tmp_path: Path) -> None:
-    done = snakemake("--config", "seeds=3", folder=tmp_path)
-    assert_one_line(done, "--config: settings come from the study file; change it there")
+def test_a_study_is_made_by_one_process_at_a_time(
+    tmp_path: Path, started: subprocess.Popen[str]
+) -> None:
+    make = ("experiments.launch.study", SMOKE, "--cores", "1", "--snakefile", ROOT / "Snakefile")
+    second = module(*make, folder=tmp_path)
+    os.killpg(started.pid, signal.SIGKILL)
+    started.wait()
+    line = "error: results/studies/smoke: another process makes it; wait for it or end it\n"
+    assert (second.returncode, second.stderr) == (2, line)
+    again = module(*make, "-n", folder=tmp_path)
+    assert again.returncode == 0 and "Study smoke: 2 runs" in again.stderr
 
 
-def test_two_study_files_are_refused(tmp_path: Path) -> None:
-    done = snakemake("--configfile", SMOKE, STUDIES / "default.yaml", folder=tmp_path)
-    assert_one_line(done, "--configfile: 2 files given; name one study file")
+def test_a_study_that_is_stopped_says_so_in_one_line(started: subprocess.Popen[str]) -> None:
+    os.killpg(started.pid, signal.SIGINT)  # as a terminal does
+    _, said = started.communicate()
+    assert (started.returncode, said) == (130, "stopped: SIGINT; the same command goes on\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--config", "seeds=3"), "--config: settings come from the study file; change it there"),
+        (("--configfile", SMOKE, SMOKE), "--configfile: 2 files given; name one study file"),
+    ],
+    ids=["settings", "two files"],
+)
+def test_a_study_is_one_file(tmp_path: Path, arguments: tuple[object, ...], line: str) -> None:
+    assert_one_line(snakemake(*arguments, folder=tmp_path), line)
 
 
 PROGRAM_ERRORS = {
-    "unknown run": (
-        ("experiments.launch.run", "--run", "x", "--log", "log"),
-        "--run: study smoke has no run 'x'; it has tiny_bf16_seed0, tiny_nvfp4-qat_seed0",
-    ),
     "no base checkpoint": (
         ("experiments.launch.run", "--run", "tiny_bf16_seed0", "--log", "log"),
         "results/base/tiny/manifest.json: no base checkpoint; make it with",

@@ -11,7 +11,15 @@ import pytest
 from experiments.runs.manifest import MANIFEST
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES
-from tests.workflow.programs import SLOW_IMPORTS, SMOKE, copy_repository, imported, run, snakemake
+from tests.workflow.programs import (
+    SLOW_IMPORTS,
+    SMOKE,
+    copy_repository,
+    imported,
+    run,
+    snakemake,
+    write_nvidia_smi,
+)
 
 pytestmark = pytest.mark.long
 
@@ -76,14 +84,6 @@ def test_jobs_of_a_cuda_study_share_all_visible_gpus(tmp_path: Path) -> None:
     assert 'gpu=Resource("gpu", 4)' in done.stderr
 
 
-NVIDIA_SMI = """#!/bin/sh
-case "$1" in
-  -L) echo "GPU 0: NVIDIA H200 (UUID: GPU-a)" ;;
-  *) echo "GPU-a, 143771" ;;
-esac
-"""
-
-
 def test_runs_that_share_a_gpu_begin_together_on_16_cores(tmp_path: Path) -> None:
     pytest.importorskip("verl", reason="needs requirements/engines.txt")
     path = STUDIES / "collapse_verl.yaml"
@@ -98,10 +98,7 @@ def test_runs_that_share_a_gpu_begin_together_on_16_cores(tmp_path: Path) -> Non
     for name in [*runs, *bases, *(f"results/data/{study.study}/{part}" for part in parts)]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    smi = tmp_path / "bin" / "nvidia-smi"
-    smi.parent.mkdir()
-    smi.write_text(NVIDIA_SMI)
-    smi.chmod(0o755)
+    smi = write_nvidia_smi(tmp_path / "bin", {"GPU-a": "143771"})
     gpu = {"CUDA_VISIBLE_DEVICES": "0", "PATH": f"{smi.parent}:{os.environ['PATH']}"}
     # a dry run chooses no jobs
     options = ("--touch", "--forcerun", "train", "--cores", "16", "--resources", "gpu=3")
@@ -138,15 +135,6 @@ def test_make_record_wants_its_study_by_name(named: tuple[str, ...]) -> None:
         "error: make record: replaces a record, so name its study, as in make record STUDY=default"
     )
     assert done.returncode == 2 and done.stderr.splitlines()[0] == line
-
-
-def test_make_report_refuses_a_file_that_is_no_study(tmp_path: Path) -> None:
-    study = tmp_path / "not-a-study.yaml"
-    study.write_text("a: 1\n")
-    options = ("-o", ".venv/.installed-base", f"BIN={Path(sys.executable).parent}")
-    done = run(["make", *options, "report", f"STUDY={study}"])
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert f"error: {study}: study: missing; add it" in done.stderr.splitlines()[0]
 
 
 @pytest.mark.parametrize("study", ["qwen3_smoke", "qwen3-smoke"])

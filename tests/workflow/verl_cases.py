@@ -12,35 +12,20 @@ DIGESTS = "tests.workflow.verl_digests"
 
 
 class Case(NamedTuple):
-    """A run.
+    """A run."""
 
-    Attributes:
-        title: what it shows, for the table.
-        module: verl's program.
-        overrides: what its command has beside `common`, and in its place.
-        steps: how many steps there have to be.
-        metrics: of which every step has to have one with a value other than 0.
-        zeros: metrics that every step has to have as 0.
-        model: what is trained.
-        nodes: of Ray, all on this machine.
-        gpus: that it needs; 0: CPU workers.
-        pools: of rollout workers, which are synced apart from each other.
-        resumes_after: steps of a run before it, whose checkpoint it resumes; 0: there is none.
-        modules: that verl's processes import.
-    """
-
-    title: str
-    module: str
-    overrides: dict[str, Any]
+    title: str  # what it shows, for the table
+    module: str  # verl's program
+    overrides: dict[str, Any]  # what its command has beside `common`, and in its place
     steps: int = 2
-    metrics: tuple[str, ...] = ("actor/grad_norm",)
-    zeros: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ("actor/grad_norm",)  # that every step has with another value than 0
+    zeros: tuple[str, ...] = ()  # that every step has as 0
     model: str = "nano-dense"
-    nodes: int = 1
-    gpus: int = 0
-    pools: int = 1
-    resumes_after: int = 0
-    modules: tuple[str, ...] = (DIGESTS,)
+    nodes: int = 1  # of Ray, all on this machine
+    gpus: int = 0  # that it needs; 0: CPU workers
+    pools: int = 1  # of rollout workers, which are synced apart from each other
+    resumes_after: int = 0  # steps of a run before it, whose checkpoint it resumes; 0: none
+    modules: tuple[str, ...] = (DIGESTS,)  # that verl's processes import
 
 
 PPO = "verl.trainer.main_ppo"
@@ -72,6 +57,7 @@ _SEPARATE = {
     f"{ROLLOUT}.n_gpus_per_node": 1,
     "algorithm.rollout_correction.bypass_mode": "true",
 }
+_ON_TWO = {"trainer.n_gpus_per_node": 2, f"{ROLLOUT}.tensor_model_parallel_size": 2}
 _TEACHER = "distillation.teacher_models.teacher_model"
 CASES = {
     "one-step-off": Case(
@@ -131,16 +117,9 @@ CASES = {
         },
         metrics=("actor/grad_norm", "actor/kl_loss"),
     ),
-    "tensor-parallel": Case(
-        "`rollout.tensor_model_parallel_size=2`, verl's default",
-        PPO,
-        {"trainer.n_gpus_per_node": 2, f"{ROLLOUT}.tensor_model_parallel_size": 2},
-    ),
+    "tensor-parallel": Case("`rollout.tensor_model_parallel_size=2`, verl's default", PPO, _ON_TWO),
     "moe-tensor-parallel": Case(
-        "MoE with `rollout.tensor_model_parallel_size=2`",
-        PPO,
-        {"trainer.n_gpus_per_node": 2, f"{ROLLOUT}.tensor_model_parallel_size": 2},
-        model="nano-moe",
+        "MoE with `rollout.tensor_model_parallel_size=2`", PPO, _ON_TWO, model="nano-moe"
     ),
     "distillation": Case(
         "distillation of a BF16 teacher's top-k (`forward_kl_topk`)",

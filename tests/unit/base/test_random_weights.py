@@ -104,13 +104,6 @@ def test_only_models_of_random_weights_have_none(tmp_path: Path) -> None:
             write_seeded_base(study, model, tmp_path / "base")
 
 
-def test_prompts_must_fit(tmp_path: Path) -> None:
-    rollout = STUDY.rl.rollout.model_copy(update={"max_prompt_tokens": 1})
-    rl = STUDY.rl.model_copy(update={"rollout": rollout})
-    with pytest.raises(ValueError, match=r"^rl.rollout.max_prompt_tokens: 1 is less than the \d"):
-        write_seeded_base(STUDY.model_copy(update={"rl": rl}), MODEL, tmp_path / "base")
-
-
 def test_further_tokens_change_no_text() -> None:
     small, large = character_tokenizer(), character_tokenizer(64)
     assert len(large) == 64 and len(character_tokenizer(1)) == len(small)

@@ -49,14 +49,6 @@ def test_an_accuracy_that_is_not_reached_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "base").exists()
 
 
-def test_a_base_that_may_stop_before_its_mixed_steps_is_refused(tmp_path: Path) -> None:
-    changes = CHANGES | {
-        "models/tiny/pretrain": LEARNING | {"stop_accuracy": 0.2, "mixed_steps": 9}
-    }
-    with pytest.raises(ValueError, match=r"pretrain: mixed_steps: 9 of 200: with stop_accuracy"):
-        changed_study(tmp_path, changes, SMOKE)
-
-
 @pytest.mark.parametrize(("more", "is_another"), [({"stop_accuracy": 0.2}, True), ({}, False)])
 def test_a_base_that_stops_at_an_accuracy_is_one_of_a_length_of_answers(
     tmp_path: Path, more: dict[str, float], is_another: bool

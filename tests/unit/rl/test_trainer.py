@@ -2,7 +2,6 @@
 replayed routes are the engine's.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -16,7 +15,6 @@ from experiments.rl.config import Correction, GrpoConfig
 from experiments.rl.policy import Policy, Scores
 from experiments.rl.update import old_scores, update_policy
 from experiments.study.arms import ArmName, make_recipes
-from qat_core.planning.recipe import Recipe
 from qat_core.rollout.eager import EagerEngine
 from qat_core.rollout.engine import Rollouts
 from qat_core.routing import capture
@@ -164,21 +162,6 @@ def test_other_weights_trained_than_served_are_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_drift_of_weights_is_logged_beside_the_checkpoints(
-    nano_dir: Path, tmp_path: Path
-) -> None:
-    watched = CONFIG.model_copy(update={"drift_every": 2})
-    logged: dict[int, set[str]] = {}
-
-    def on_step(step: int, metrics: dict[str, float]) -> None:
-        logged[step] = {name for name in metrics if name.startswith("drift/")}
-
-    nano_trainer(nano_dir, tmp_path / "checkpoints", Recipe(), Recipe(), watched).train(on_step)
-    assert not logged[1] and "drift/flipped_codes" in logged[2]
-    lines = (tmp_path / "drift.jsonl").read_text().splitlines()
-    assert {json.loads(line)["step"] for line in lines} == {2, 4}
-
-
 PROMPTS = [[3, 14, 4, 17], [5, 17], [3, 3, 14, 9, 15, 4, 17]]
 REPLAYING = CONFIG.model_copy(
     update={"routing_replay": True, "advantage": "reward", "lr": 1e-2}  # so that routes would move
@@ -210,15 +193,6 @@ def test_routes_of_a_decoding_are_those_of_all_positions_but_the_last(
     assert torch.equal(plain.log_probs, rollouts.log_probs)
     picked = rollouts.select(torch.tensor([2, 0]))
     assert picked.routes is not None and torch.equal(picked.routes, rollouts.routes[[2, 0]])
-
-
-def test_the_policy_uses_the_engines_experts(rollouts: Rollouts, moe_dir: Path) -> None:
-    policy = Policy(moe_dir, make_recipes("nvfp4-qat").train, "cpu", replays_routes=True)
-    changed = replace(rollouts, routes=(rollouts.routes.sort(-1).values + 1) % 8)
-    with capture(policy.model) as captured:
-        policy.scores(changed)
-    used = captured.routes(len(PROMPTS))
-    assert changed.routes is not None and torch.equal(used[:, :-1], changed.routes)
 
 
 def test_rollouts_without_their_routes_are_refused(rollouts: Rollouts, moe_dir: Path) -> None:
@@ -258,19 +232,3 @@ def test_old_and_new_log_probs_are_of_the_same_routes(
     assert sampled == {1}, "responses differ, and each is scored as often as needed"
     assert all(torch.equal(rows[0], rows[-1]) for rows in seen.values())
     assert metrics["actor/grad_norm"] > 0
-
-
-def test_replay_leaves_less_mismatch(moe_dir: Path, tmp_path: Path) -> None:
-    """Of the same rollouts, by the same weights."""
-    trainer = nano_trainer(moe_dir, tmp_path, *make_recipes("nvfp4-qat"), grpo=REPLAYING)
-    trainer._sync()
-    rollouts = trainer._generate(trainer._draw_problems(1) * 8, 1)
-    mask_BT = rollouts.response_mask
-
-    def largest(replays: bool) -> float:
-        trainer.policy.replays_routes = replays
-        with torch.no_grad():
-            log_probs_BT, _ = trainer.policy.log_probs(rollouts)
-        return float(((log_probs_BT - rollouts.log_probs) * mask_BT).abs().max())
-
-    assert largest(replays=True) < largest(replays=False)

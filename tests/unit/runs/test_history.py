@@ -21,7 +21,7 @@ from experiments.runs.evaluation import EVALUATIONS, read_evaluations
 from experiments.runs.manifest import MANIFEST, RunManifest
 from experiments.runs.metrics import Row, token_mean
 from experiments.runs.provenance import _read as read_named
-from experiments.runs.record import FILES, RecordedRun, has_file, open_record, write_record
+from experiments.runs.record import FILES, RecordedRun, has_file, write_record
 from experiments.support.json_files import write_json
 from tests import records
 from tests.records import make_manifest
@@ -115,13 +115,6 @@ def test_the_hint_about_a_damaged_attempt_is_not_to_delete_the_file(tmp_path: Pa
         read_history(tmp_path)
 
 
-def test_a_damaged_line_of_metrics_is_named(tmp_path: Path) -> None:
-    attempt = next_attempt(tmp_path)
-    (attempt.folder / "metrics.jsonl").write_text('{"step": 1}\n{"step"\n')
-    with pytest.raises(ValueError, match=r"1/metrics.jsonl: line 2: not JSON \(.*; restore it"):
-        attempt.rows()
-
-
 def test_a_renamed_folder_is_not_an_attempt(tmp_path: Path) -> None:
     make_manifest().write(next_attempt(tmp_path).folder)
     (tmp_path / "attempts" / "1").rename(tmp_path / "attempts" / "old")
@@ -149,6 +142,7 @@ def test_results_of_a_finished_run_have_every_step(tmp_path: Path) -> None:
         ('{"step": true}', "step: True is not a whole number"),
         ('{"step": 1, "x": "1"}', "x: '1' is not a number"),
         ('{"step": 1, "x": NaN}', "x: nan is not finite"),
+        ('{"step"', "not JSON (Expecting ':' delimiter"),
     ],
 )
 def test_an_invalid_row_is_named(tmp_path: Path, row: str, line: str) -> None:
@@ -157,6 +151,7 @@ def test_an_invalid_row_is_named(tmp_path: Path, row: str, line: str) -> None:
     with pytest.raises(ValueError) as refused:
         attempt.rows()
     assert str(refused.value).startswith(f"{attempt.folder}/metrics.jsonl: line 1: {line}")
+    assert "; restore it, or delete the run's folder" in str(refused.value)
 
 
 @pytest.mark.parametrize("kls", [[], [1.0, None]], ids=["no step", "overflowed"])
@@ -211,11 +206,6 @@ def test_the_same_runs_give_the_same_bytes_and_others_are_read_anew(record: Path
     assert {name: (record / name).read_bytes() for name in before} == before
     write_record(record, {"nano_bf16_seed0": run_of(0, {"step": 1, "c": 3.0})})
     assert read_history(record / "nano_bf16_seed0")[1] == [{"step": 1, "c": 3.0}]
-
-
-def test_a_folder_of_results_is_no_record(tmp_path: Path) -> None:
-    manifest_of(0).write(tmp_path)
-    assert (tmp_path / MANIFEST).is_file() and open_record(tmp_path) is None
 
 
 @pytest.mark.parametrize("flipped", [-9, 60])

@@ -36,13 +36,6 @@ ERRORS = {
     "empty list": ("arms", [], "arms: empty; name at least one"),
     "unknown arm": ("arms", ["bf16", "nvfp5"], "arms.1: 'nvfp5' is not allowed; use 'bf16', 'nv"),
     "arm twice": ("arms", ["bf16", "bf16"], "arms: bf16 is listed twice; remove one"),
-    "seed twice": ("seeds", [1, 0, 1], "seeds: 1 is listed twice; remove one"),
-    "negative seed": ("seeds", [-1], "seeds.0: -1 does not fit, it should be greater than or"),
-    "missing file": (
-        "models/nano-moe/config",
-        "none.json",
-        "models.nano-moe.config: no file none.json; paths are relative to the repository root",
-    ),
     "missing file with a line break": (
         "models/nano-moe/config",
         "no\nne.json",
@@ -59,11 +52,6 @@ ERRORS = {
         "models.nano-moe.recipe: only trainer: verl reads it; remove it",
     ),
     "variant, local trainer": ("variant", "x", "variant: only trainer: verl reads it; remove it"),
-    "replay, dense model": (
-        "rl/routing_replay",
-        True,
-        "rl.routing_replay: nano-dense has no experts; remove the key, or set it in cells of other",
-    ),
     "tolerances of claims that are not judged": (
         "judged_by",
         "collapse",
@@ -74,9 +62,9 @@ ERRORS = {
         "C9",
         "primary: only judged_by: collapse reads it; remove it",
     ),
-    "GPUs, local trainer": ("gpus", 2, "gpus: only trainer: verl reads it; remove it"),
     "terms from much to little": ("task/terms", [5, 3], "task.terms: [5, 3] is not a range;"),
     "no terms": ("task/terms", [0, 0], "task.terms: [0, 0] is not a range; use 1 <= fewest"),
+    "terms beyond any study": ("task/terms", [3, 10**6], "task.terms: [3, 1000000] is not a range"),
     "fewer prompts than a step draws": (
         "task/train_prompts",
         15,
@@ -97,22 +85,13 @@ ERRORS = {
         8,
         "evaluation.prompts: 256 is more than task.test_prompts, 8; lower it or raise test_prompts",
     ),
-    "terms beyond any study": (
-        "task/terms",
-        [3, 1_000_000],
-        "task.terms: [3, 1000000] is not a range; use 1 <= fewest <= most <= 100",
-    ),
-    "numbers beyond any study": (
-        "task/largest",
-        10**18,
-        "task.largest: 1000000000000000000 does not fit, it should be less than or equal to 10000",
-    ),
-    "truth value for a number": (
-        "rl/steps",
-        True,
-        "rl.steps: true is not a number; write a number",
-    ),
+    "truth value for a number": ("rl/steps", True, "rl.steps: true is not a number; write a num"),
     "truth value in a list": ("seeds", [1, False], "seeds.1: false is not a number; write a numb"),
+    "stopped before mixed steps": (
+        "models/nano-moe/pretrain",
+        {"steps": 200, "mixed_steps": 9, "stop_accuracy": 0.2},
+        "models.nano-moe.pretrain: mixed_steps: 9 of 200: with stop_accuracy training may end",
+    ),
     "drift not seen at checkpoints": (
         "rl/drift_every",
         3,
@@ -123,6 +102,7 @@ ERRORS = {
     "steps beyond any study": ("rl/steps", 10**9, "rl.steps: 1000000000 does not fit, it should"),
     "mini batch": ("rl/mini_batch_prompts", 7, "rl.mini_batch_prompts: 7 does not divide rl.pro"),
     "sampling that biases the ratio": ("rl/rollout/top_k", 20, "rl.rollout.top_k: 20 would bias"),
+    "nucleus sampling": ("rl/rollout/top_p", 0.9, "rl.rollout.top_p: 0.9 would bias the ratio"),
 }
 
 
@@ -164,7 +144,6 @@ def test_task_may_use_up_the_problems_that_there_are(tmp_path: Path, name: str) 
         ("seeds: [010]\n", "line 1: 010 counts in eights or sixties in YAML; fix the YAML"),
         ("seeds: [0]\nseeds: [1]\n", "line 2: key 'seeds' is there twice; fix the YAML"),
         ("study: {{ name }}\n", "line 1: found unhashable key; fix the YAML"),
-        ("models: {[a]: 1}\n", "line 1: found unhashable key; fix the YAML"),
         ("- 1\n", "not a mapping of keys"),
         ("", "not a mapping of keys"),
         ("rl:\n\tsteps: 1\n", "line 2: found character '\\t' that cannot start any token"),
@@ -178,7 +157,7 @@ def test_task_may_use_up_the_problems_that_there_are(tmp_path: Path, name: str) 
         ("a: " + "[" * 2000, "not YAML text: maximum recursion depth exceeded"),
     ],
     ids=[
-        *("unclosed", "eights", "key twice", "template", "list as a key"),
+        *("unclosed", "eights", "key twice", "template"),
         *("list", "empty"),
         *("tab", "unknown tag", "unknown alias", "Latin-1", "binary"),
         *("no day", "no bool", "no time", "deep"),
@@ -217,7 +196,6 @@ MODEL_ERRORS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "hidden size 0": (DENSE, {"hidden_size": 0}, "hidden_size: should be greater than or equal"),
     "ten million layers": (DENSE, {"num_hidden_layers": 10**7}, "num_hidden_layers: should be le"),
     "fraction": (DENSE, {"hidden_size": 128.0}, "hidden_size: should be a valid integer"),
-    "truth value": (DENSE, {"head_dim": True}, "head_dim: should be a valid integer"),
     "null": (DENSE, {"intermediate_size": None}, "intermediate_size: missing"),
     "odd head": (DENSE, {"head_dim": 63}, "head_dim: odd; rotary embeddings turn pairs"),
     "no head size": (DENSE, {"head_dim": REMOVED}, "head_dim: missing"),
@@ -227,9 +205,7 @@ MODEL_ERRORS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "activation": (DENSE, {"hidden_act": "silly"}, "hidden_act: should be 'silu'"),
     "tied": (DENSE, {"tie_word_embeddings": "no"}, "tie_word_embeddings: should be a valid bool"),
     "architecture": (DENSE, {"model_type": "gpt2"}, "model_type: 'gpt2' is not one of llama, qw"),
-    "no architecture": (DENSE, {"model_type": REMOVED}, "model_type: missing"),
     "no experts": (MOE, {"num_experts": REMOVED}, "num_experts: missing"),
-    "top-k 0": (MOE, {"num_experts_per_tok": 0}, "num_experts_per_tok: should be greater than or"),
     "top-k": (MOE, {"num_experts_per_tok": 9}, "num_experts_per_tok: 9 is more than the 8 experts"),
     "no expert size": (MOE, {"moe_intermediate_size": REMOVED}, "moe_intermediate_size: missing"),
 }

@@ -74,7 +74,8 @@ def test_a_cell_replays_routes_in_models_with_experts(tmp_path: Path) -> None:
     study = changed_study(tmp_path, {"cells": cells})
     replaying = {run.model for run in study.runs if study.rl_of(run.cell).routing_replay}
     assert replaying == {"nano-moe"}
-    with pytest.raises(ValueError, match="routing_replay: nano-dense has no experts"):
+    line = "rl.routing_replay: nano-dense has no experts; remove the key, or set it in cells of oth"
+    with pytest.raises(ValueError, match=line):
         changed_study(tmp_path, {"cells": {"r3": {"routing_replay": True}}})
 
 

@@ -27,10 +27,6 @@ VERL_ERRORS = {
         {"variant": ["smoke", "shake"]},
         "variant: no recipe shake; did you mean smoke?",
     ),
-    "top_p": (
-        {"rl/rollout/top_p": 0.9},
-        "rl.rollout.top_p: 0.9 would bias the ratio between trainer and rollout; use 1.0",
-    ),
     "uneven shares": (
         {"gpus": 3},
         "gpus: 3 does not divide rl.mini_batch_prompts times rl.responses_per_prompt, 32; use one",
@@ -88,23 +84,14 @@ VERL_ERRORS = {
         {"kl_gate": {"max_k3_kl": 1.0, "steps": VERL["rl"]["save_every"] - 1}},
         "kl_gate.steps: 1 may end a run before its first checkpoint, which is evaluated; use",
     ),
-    "correction of the local trainer": (
-        {"rl/correction": "sequence_mask"},
-        "rl.correction: only trainer: local knows sequence_mask; use one of token_tis, none",
-    ),
     "replay of the local trainer": (
         {"rl/routing_replay": True},
         "rl.routing_replay: only trainer: local knows True; remove it",
-    ),
-    "term of the local trainer": (
-        {"rl/measure_drift_term": True},
-        "rl.measure_drift_term: only trainer: local knows True; remove it",
     ),
     "correction of the local trainer in a cell": (
         {"cells": {"a": {}, "x": {"correction": "sequence_mask"}}},
         "cells.x.correction: only trainer: local knows sequence_mask; use one of token_tis",
     ),
-    "gate": ({"kl_gate": {"max_k3_kl": 0, "steps": 1}}, "kl_gate.max_k3_kl: 0 does not fit, it"),
 }
 
 

@@ -21,6 +21,7 @@ from experiments.support.gpu_locks import (
     visible_gpus,
 )
 from tests.study_files import changed_study
+from tests.workflow.programs import write_nvidia_smi
 
 HOLD = """
 import sys
@@ -111,11 +112,8 @@ def test_only_visible_gpus_are_lent(
 def test_an_index_and_a_uuid_of_one_gpu_are_one_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = "".join(f"GPU {i}: NVIDIA H200 (UUID: GPU-{name})\n" for i, name in enumerate("abc"))
-    fake = tmp_path / "nvidia-smi"
-    fake.write_text(f"#!/bin/sh\nprintf '{lines}'\n")
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    write_nvidia_smi(tmp_path, dict.fromkeys(("GPU-a", "GPU-b", "GPU-c"), "[N/A]"))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert visible_gpus() == ["0", "1", "2"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b,GPU-a")
@@ -137,22 +135,15 @@ def test_a_process_sees_its_own_gpus_alone(monkeypatch: pytest.MonkeyPatch, tmp_
             require_gpus(4)
 
 
-TWO_GPUS = """#!/bin/sh
-case "$1" in
--L) printf 'GPU 0: NVIDIA H100 (UUID: GPU-a)\\nGPU 1: NVIDIA H100 (UUID: GPU-b)\\n' ;;
-*) printf 'GPU-a, 10240\\nGPU-b, 10240\\n' ;;
-esac
-"""
+def set_memory(folder: Path, mib: str) -> None:
+    write_nvidia_smi(folder / "bin", {"GPU-a": mib, "GPU-b": mib})
 
 
 @pytest.fixture
 def two_gpus_of_10_gib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with an nvidia-smi; the folder of its locks."""
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.parent.mkdir()
-    program.write_text(TWO_GPUS)
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    set_memory(tmp_path, "10240")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     return tmp_path
 
@@ -194,8 +185,7 @@ def test_a_study_that_wants_more_memory_than_a_gpu_has_is_refused_with_its_file(
 def test_all_of_a_large_machine_is_more_than_the_files_of_a_process(
     two_gpus_of_10_gib: Path,
 ) -> None:
-    program = two_gpus_of_10_gib / "bin" / "nvidia-smi"
-    program.write_text(program.read_text().replace("10240", "143771"))
+    set_memory(two_gpus_of_10_gib, "143771")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
@@ -207,8 +197,7 @@ def test_all_of_a_large_machine_is_more_than_the_files_of_a_process(
 
 
 def test_memory_that_nvidia_smi_does_not_know_is_no_error(two_gpus_of_10_gib: Path) -> None:
-    program = two_gpus_of_10_gib / "bin" / "nvidia-smi"
-    program.write_text(program.read_text().replace("10240", "[N/A]"))
+    set_memory(two_gpus_of_10_gib, "[N/A]")
     with locked_gpus(2, two_gpus_of_10_gib) as gpus:
         assert gpus == ["0", "1"]
     with pytest.raises(ValueError, match=r"gpu_memory_gib: 2\.0 is more than"):

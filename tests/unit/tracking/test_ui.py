@@ -28,7 +28,6 @@ from experiments.support.json_files import write_jsonl
 from experiments.tracking import publish, rebuild, ui
 from experiments.tracking.__main__ import main
 from experiments.tracking.store import RUN_TAG, STORE_VARIABLE
-from experiments.tracking.ui import server_command
 from tests.records import make_evaluation, make_manifest, pack
 from tests.workflow import programs
 
@@ -269,6 +268,7 @@ def test_the_store_in_which_runs_are_tracked_is_shown_at_once_and_filled_meanwhi
     monkeypatch.setenv(STORE_VARIABLE, uri)
     reader, server = started(monkeypatch, records)
     assert server[server.index("--backend-store-uri") + 1] == uri
+    assert server[server.index("--host") + 1] == "127.0.0.1"
     lines = capsys.readouterr().out.splitlines()
     addresses = [line.partition(":")[0] for line in lines if "://mlflow.localhost:" in line]
     assert addresses == ["default", "own"]  # not yet b's, whose record nobody asked for
@@ -320,23 +320,12 @@ def test_what_is_no_port_is_refused(port: str) -> None:
 def test_make_ui_refuses_a_port_in_use_and_reads_nothing(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        expected = f"error: PORT={port}: Address already in use; name another port"
-        assert refusal(tmp_path, str(port)) == expected
-
-
-def refusal(folder: Path, port: str) -> str:
-    """The only line of `make ui` in an empty folder, but for make's own."""
-    python = f"BIN={Path(sys.executable).parent}"
-    make = ["make", "--no-print-directory", "-f", ROOT / "Makefile", "-o", ".venv/.installed-base"]
-    done = programs.run([*make, python, "ui", f"PORT={port}"], cwd=folder)
-    assert done.returncode == 2 and done.stdout == "" and list(folder.iterdir()) == []
+        options = ("--no-print-directory", "-f", ROOT / "Makefile", "-o", ".venv/.installed-base")
+        python = f"BIN={Path(sys.executable).parent}"
+        done = programs.run(["make", *options, python, "ui", f"PORT={port}"], cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout == "" and list(tmp_path.iterdir()) == []
     (line,) = [line for line in done.stderr.splitlines() if not line.startswith("make: ")]
-    return line
-
-
-def test_make_ui_binds_to_loopback() -> None:
-    command = server_command(5000)
-    assert command[command.index("--host") + 1] == "127.0.0.1"
+    assert line == f"error: PORT={port}: Address already in use; name another port"
 
 
 def test_rays_dashboard_binds_to_loopback_and_no_recipe_changes_that() -> None:
