@@ -4,7 +4,7 @@ replayed routes are the engine's.
 
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -52,6 +52,17 @@ def test_the_mismatch_is_where_it_belongs(nano_dir: Path, tmp_path: Path) -> Non
     assert k3["nvfp4-noqat"] > 20 * max(k3["bf16"], k3["nvfp4-qat"], k3["nvfp4-qat-ffn"])
 
 
+@pytest.fixture
+def _some_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random weights solve nothing: without this no advantage would differ from zero."""
+
+    def is_even(task: Any, response: str, answer: str) -> float:
+        return float(sum(map(ord, response)) % 2 == 0)
+
+    monkeypatch.setattr("experiments.rl.trainer.score", is_even)
+
+
+@pytest.mark.usefixtures("_some_are_right")
 def test_a_resumed_run_repeats_the_uninterrupted_one(nano_dir: Path, tmp_path: Path) -> None:
     whole = run(nano_dir, "nvfp4-qat", tmp_path / "whole")
     first = run(nano_dir, "nvfp4-qat", tmp_path / "cut", stop_after=3)
@@ -131,6 +142,7 @@ def test_metrics_of_an_update_are_of_the_tokens_that_a_mask_keeps(
     assert metrics["actor/ppo_kl"] == pytest.approx(-1.0)
 
 
+@pytest.mark.usefixtures("_some_are_right")
 def test_drift_is_that_of_the_arm(nano_dir: Path, tmp_path: Path) -> None:
     config = ON_POLICY.model_copy(update={"advantage": "reward"})
     first, second = zip(
@@ -140,7 +152,10 @@ def test_drift_is_that_of_the_arm(nano_dir: Path, tmp_path: Path) -> None:
     assert (
         first[0]["drift_term/score"] > 10 * first[1]["drift_term/score"]
     )  # seen: 15 (MoE) and 38 times
-    assert first[0]["drift_term/advantage"] == pytest.approx(2 * first[0]["critic/score/mean"] - 1)
+    assert 0 < first[0]["critic/score/mean"] < 1
+    # of tokens, while responses differ a little in length
+    of_responses = 2 * first[0]["critic/score/mean"] - 1
+    assert first[0]["drift_term/advantage"] == pytest.approx(of_responses, abs=0.2)
     assert 0 < first[0]["drift_term/weight_steps"] < second[0]["drift_term/weight_steps"]
 
 
