@@ -47,11 +47,7 @@ FINAL = (0, USER_MISTAKE, INTERRUPTED, -signal.SIGINT)  # exit codes that no oth
 
 
 def chosen_runs(study: Study, cells: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[Run]:
-    """Those of the named cells and seeds, in the study's order; nothing named means all.
-
-    Raises:
-        ValueError: the study has no such cell or seed.
-    """
+    """Those of the named cells and seeds, in the study's order; nothing named means all."""
     _check_named("--cells", "cell", study, cells, study.cells)
     _check_named("--seeds", "seed", study, seeds, study.seeds)
     return [

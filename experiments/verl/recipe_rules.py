@@ -117,9 +117,6 @@ def require_study_as_it_is(study: Study, recipe: Settings, own: Settings) -> Non
         study: with `trainer: verl`.
         recipe: what a run's recipe sets.
         own: what its study sets.
-
-    Raises:
-        ValueError: a line a key, "<file>: <key>: <what>; <fix>".
     """
     rules = (*STUDY_RULES, *HARNESS_RULES, _rule_of_length(study))
     problems = [

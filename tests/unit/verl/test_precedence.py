@@ -14,7 +14,6 @@ from tests.verl_configurations import COMMAND, CONFIGS, MICRO_BATCH, QAT, ROLLOU
 
 ACTOR = "actor_rollout_ref.actor"
 WORKER = f"{ROLLOUT}.engine_kwargs.vllm.worker_extension_cls"
-MODULE = f"{ROLLOUT}.checkpoint_engine.custom_backend_module"
 
 
 def written(folder: Path, key: str, value: object, *defaults: object) -> Path:
