@@ -39,24 +39,15 @@ BEGIN, END = "<!-- begin:faults -->", "<!-- end:faults -->"
 
 @dataclass(frozen=True)
 class Fault:
-    """One planted fault.
+    """One planted fault."""
 
-    Attributes:
-        what: for the table.
-        cause: what the doctor has to name, and nothing else; None for a healthy setting.
-        case: what differs in the case from QAT with equal recipes.
-        tamper: what is done to engine and trainer.
-        models: which of the two nano models it is planted in.
-        other: options of the case that get the checkpoint of another step.
-        around: a fault of the kernels that engine and trainer share.
-    """
-
-    what: str
-    cause: str | None
-    case: dict[str, Any] = field(default_factory=dict)
-    tamper: Tamper | None = None
+    what: str  # for the table
+    cause: str | None  # what the doctor has to name, and nothing else; None for a healthy setting
+    case: dict[str, Any] = field(default_factory=dict)  # differences from QAT with equal recipes
+    tamper: Tamper | None = None  # what is done to engine and trainer
     models: tuple[str, ...] = MODELS
-    other: tuple[str, ...] = ()
+    other: tuple[str, ...] = ()  # options of the case that get the checkpoint of another step
+    # a fault of the kernels that engine and trainer share
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 

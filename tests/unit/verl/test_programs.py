@@ -1,7 +1,6 @@
 """verl's programs and `qat-core verl-check`: what would run, or all that is refused, before Ray."""
 
 import os
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -12,6 +11,7 @@ from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES
 from experiments.verl.command import build_command, build_configuration, run_paths, to_yaml
 from tests.verl_configurations import ROLLOUT
+from tests.workflow.programs import Done, run
 
 pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
@@ -106,11 +106,9 @@ sys.exit(m.main())
 """
 
 
-def run_main(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+def run_main(folder: Path, *overrides: str) -> Done:
     """verl's own program."""
-    command = [sys.executable, "-c", MAIN, "trainer.device=cpu", *overrides]
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return run([sys.executable, "-c", MAIN, "trainer.device=cpu", *overrides], cwd=folder)
 
 
 def test_verls_program_reads_the_file_of_a_run(tmp_path: Path) -> None:
@@ -155,16 +153,11 @@ def site(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def composed_at(site: Path, plugins: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join([str(site), str(ROOT)])
-    environment = os.environ | {"PYTHONPATH": paths, "VERL_USE_EXTERNAL_PLUGINS": plugins}
-    command = [sys.executable, "-c", COMPOSE]
-    return subprocess.run(command, env=environment, cwd=site, capture_output=True, text=True)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(("plugins", "is_found"), [("auto", True), ("none", False)])
 def test_verls_entry_point_brings_the_groups_back(site: Path, plugins: str, is_found: bool) -> None:
-    done = composed_at(site, plugins)
+    paths = os.pathsep.join([str(site), str(ROOT)])
+    variables = {"PYTHONPATH": paths, "VERL_USE_EXTERNAL_PLUGINS": plugins}
+    done = run([sys.executable, "-c", COMPOSE], cwd=site, **variables)
     assert (done.stdout.strip().endswith("composed pow2")) == is_found, done.stderr
     assert is_found or "config group 'nvfp4' does not exist" in done.stderr
