@@ -39,11 +39,7 @@ LOCKS = {"eager": ("base.txt", "torch.txt"), "vllm": ("base.txt", "torch.txt", "
 
 
 def training_digests(study: Study, run: Run, results: Path) -> Digests:
-    """What a run depends on, by kind.
-
-    Raises:
-        ValueError: the base checkpoint or the data is missing.
-    """
+    """What a run depends on, by kind."""
     base = read_base_manifest(results / "base" / study.base_of(run))
     return {
         "config": config_digest(study, run),

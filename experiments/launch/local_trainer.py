@@ -17,11 +17,7 @@ from qat_core.weights.stream import weight_stream
 def train_here(
     study: Study, run: Run, results: Path, attempts: list[Attempt], on_step: OnStep
 ) -> TrainingResult:
-    """Trains a run to its last step, from its last checkpoint if there is one.
-
-    Raises:
-        ValueError: a checkpoint is damaged, or steps before it are not recorded.
-    """
+    """Trains a run to its last step, from its last checkpoint if there is one."""
     multiply_bf16_in_fp32()
     recipes = make_recipes(run.arm, study.scale_policy, study.block_scale_method)
     config = TrainerConfig(

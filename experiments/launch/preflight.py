@@ -8,11 +8,7 @@ from experiments.support.gpu_locks import require_gpus
 
 
 def check_settings(study: Study, runs: Iterable[Run]) -> None:
-    """Checks that what the runs set is known to their trainer.
-
-    Raises:
-        ValueError: one line per key, "<file>: <key>: <what>; <hint>", or verl is not installed.
-    """
+    """Checks that what the runs set is known to their trainer."""
     if study.trainer == "verl":
         from experiments.verl.preflight import require_known_settings  # Hydra, needed here alone
 
@@ -20,11 +16,7 @@ def check_settings(study: Study, runs: Iterable[Run]) -> None:
 
 
 def check_devices(study: Study, path: Path) -> None:
-    """Checks that this machine has the GPUs of one run.
-
-    Raises:
-        ValueError: it has fewer, or none with so much memory.
-    """
+    """Checks that this machine has the GPUs of one run."""
     if study.device == "cuda":
         try:
             require_gpus(study.gpus, study.gpu_memory_gib)

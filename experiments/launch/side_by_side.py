@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -47,11 +48,7 @@ FINAL = (0, USER_MISTAKE, INTERRUPTED, -signal.SIGINT)  # exit codes that no oth
 
 
 def chosen_runs(study: Study, cells: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[Run]:
-    """Those of the named cells and seeds, in the study's order; nothing named means all.
-
-    Raises:
-        ValueError: the study has no such cell or seed.
-    """
+    """Those of the named cells and seeds, in the study's order; nothing named means all."""
     _check_named("--cells", "cell", study, cells, study.cells)
     _check_named("--seeds", "seed", study, seeds, study.seeds)
     return [
@@ -71,37 +68,19 @@ def _check_named(
         )
 
 
+@dataclass
 class SideBySide:
-    """The programs of a study, started one after the other and at most `jobs` at a time.
+    """The programs of a study, started one after the other and at most `jobs` at a time."""
 
-    Args:
-        study: what is run.
-        study_file: its file.
-        results: folder of all results.
-        jobs: programs at a time.
-        deadline: time of `time.monotonic` after which no run is begun.
-        runs: those of the study that are run; all if it is None.
-        tries: how often a program is started before it has failed.
-        random_weights: ranks draw the weights of their base, and nothing is evaluated.
-    """
-
-    def __init__(
-        self,
-        study: Study,
-        study_file: Path,
-        results: Path,
-        jobs: int,
-        deadline: float,
-        runs: Sequence[Run] | None = None,
-        tries: int = 1,
-        *,
-        random_weights: bool = False,
-    ) -> None:
-        self.study, self.study_file, self.results = study, study_file, results
-        self.jobs, self.deadline, self.tries = jobs, deadline, tries
-        self.random_weights = random_weights
-        self.programs = Programs()
-        self.runs = study.runs if runs is None else runs
+    study: Study
+    study_file: Path
+    results: Path
+    jobs: int
+    runs: Sequence[Run]  # those of the study that are run
+    deadline: float  # of `time.monotonic`, after which no run is begun
+    tries: int = 1  # starts of a program before it has failed
+    random_weights: bool = False  # ranks draw the weights of their base, and nothing is evaluated
+    programs: Programs = field(default_factory=Programs, init=False)
 
     def run_all(self) -> list[str]:
         """Runs the study in the order of its file; returns what did not succeed.
@@ -252,10 +231,10 @@ def main() -> None:
         args.study,
         args.results,
         args.jobs,
-        deadline,
         chosen_runs(study, args.cells, args.seeds),
+        deadline,
         args.tries,
-        random_weights=args.random_weights,
+        args.random_weights,
     )
     missing = programs.run_all()
     print(f"{len(programs.runs)} runs in all, not complete: {', '.join(missing) or 'none'}")

@@ -98,11 +98,7 @@ def build_command(study: Study, run: Run, paths: RunPaths) -> Command:
 
 
 def build_configuration(study: Study, run: Run, paths: RunPaths) -> dict[str, Any]:
-    """What `verl.yaml` holds for a run.
-
-    Raises:
-        ValueError: the recipe sets what is the study's, or what the harness cannot follow.
-    """
+    """What `verl.yaml` holds for a run."""
     settings = {key: setting.value for key, setting in run_settings(study, run, paths).items()}
     groups = [
         {key.removeprefix("+"): settings.pop(key)} for key in sorted(settings) if is_group(key)
@@ -134,11 +130,7 @@ def to_yaml(configuration: dict[str, Any]) -> str:
 
 
 def run_settings(study: Study, run: Run, paths: RunPaths) -> dict[str, Setting]:
-    """All that a run sets in verl, by key.
-
-    Raises:
-        ValueError: the recipe sets what is the study's, or what the harness cannot follow.
-    """
+    """All that a run sets in verl, by key."""
     recipe = study.recipe_of(run)
     own = _training(study.rl_of(run.cell)) | _seeds(run.seed) | _precision(study, run)
     own |= _files(study, run, paths)

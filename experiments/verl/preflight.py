@@ -20,11 +20,7 @@ from qat_core.verl.configuration import complete
 
 
 def require_known_settings(study: Study, runs: Iterable[Run]) -> None:
-    """Checks what the runs set against what verl knows, an arm of a model once.
-
-    Raises:
-        ValueError: verl is not installed, or a line a key, "<file>: <key>: <what>; <fix>".
-    """
+    """Checks what the runs set against what verl knows, an arm of a model once."""
     one_seed = {(run.model, run.arm): run for run in runs}
     nowhere = Path("/nowhere")  # absolute: a relative path could be a name of the hub
     for run in one_seed.values():
@@ -35,11 +31,7 @@ CONFIG_NAME = "ppo_trainer"
 
 
 def require_known(settings: Mapping[str, Setting]) -> None:
-    """Refuses settings that verl would not read.
-
-    Raises:
-        ValueError: a line a key, "<file>: <key>: <what>; <fix>", or verl is not installed.
-    """
+    """Refuses settings that verl would not read, a line a key: <file>: <key>: <what>; <fix>."""
     groups = {key: setting for key, setting in settings.items() if is_group(key)}
     _require_groups(groups)
     composed = _compose(tuple(f"{key}={setting.value}" for key, setting in groups.items()))

@@ -56,16 +56,11 @@ class Line(BaseModel):
 
 
 class Unique(NamedTuple):
-    """Questions that differ, and how many rows were left out.
-
-    Attributes:
-        repeated: rows that say again what an earlier one says.
-        contradictory: questions with more than one answer, all left out.
-    """
+    """Questions that differ, and how many rows were left out."""
 
     questions: list[Question]
-    repeated: int
-    contradictory: int
+    repeated: int  # rows that say again what an earlier one says
+    contradictory: int  # questions with more than one answer, all left out
 
 
 def read_questions(path: Path) -> Iterator[Question]:

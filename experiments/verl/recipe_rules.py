@@ -35,8 +35,8 @@ def _has_file(loggers: Any) -> bool:
     return loggers == "file" or (isinstance(loggers, list) and "file" in loggers)
 
 
-# of what the study says in keys of its own, under other names of verl's
-STUDY_RULES = (
+RULES = (
+    # of what the study says in keys of its own, under other names of verl's
     Rule(
         f"{ACTOR}.fsdp_config.qat",
         _never,
@@ -65,9 +65,7 @@ STUDY_RULES = (
     ),
     Rule("trainer.critic_warmup", _only(0), "the first of rl.steps would not train; use 0"),
     Rule("trainer.val_only", _only(False), "none of rl.steps would be done; use false"),
-)
-# of what the harness reads of a run, or does with it
-HARNESS_RULES = (
+    # of what the harness reads of a run, or does with it
     Rule(
         "trainer.logger",
         _has_file,
@@ -117,11 +115,8 @@ def require_study_as_it_is(study: Study, recipe: Settings, own: Settings) -> Non
         study: with `trainer: verl`.
         recipe: what a run's recipe sets.
         own: what its study sets.
-
-    Raises:
-        ValueError: a line a key, "<file>: <key>: <what>; <fix>".
     """
-    rules = (*STUDY_RULES, *HARNESS_RULES, _rule_of_length(study))
+    rules = (*RULES, _rule_of_length(study))
     problems = [
         f"{setting.source}: {key}: {problem}"
         for key, setting in recipe.items()

@@ -58,14 +58,10 @@ def to_metrics(logged: dict[str, Any]) -> dict[str, float]:
 
 
 class GateWatch:
-    """Counts the steps in a row beyond a gate.
-
-    Args:
-        gate: of the study, if it has one.
-        recorded: the steps before the first one that is watched: a run may crash and resume often.
-    """
+    """Counts the steps in a row beyond a gate."""
 
     def __init__(self, gate: KlGate | None, recorded: Iterable[Row] = ()) -> None:
+        """`recorded` are the steps before the first that is watched: a run may resume often."""
         self.gate = gate
         self.steps_beyond = 0
         for row in recorded:

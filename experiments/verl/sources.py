@@ -57,17 +57,11 @@ HUB_FILES: dict[Split, list[HubFile]] = {
 
 @dataclass(frozen=True)
 class Source:
-    """A file on this machine whose checksum is right.
+    """A file on this machine whose checksum is right."""
 
-    Attributes:
-        name: verl's data_source of its rows.
-        path: where it lies.
-        origin: where it comes from, for data.json.
-    """
-
-    name: str
+    name: str  # verl's data_source of its rows
     path: Path
-    origin: dict[str, Any]
+    origin: dict[str, Any]  # for data.json
 
 
 def locate_sources(task: TaskConfig, split: Split) -> list[Source]:

@@ -4,7 +4,7 @@ Both are in this process, on one GPU; the sequences are sampled here.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,6 @@ class Comparison:
     token: int | None = None
     # the first module whose outputs differ in vLLM's prefill of it, and in how many numbers
     begins_at: str | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
     def __str__(self) -> str:
         if not self.unequal:

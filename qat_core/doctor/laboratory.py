@@ -37,38 +37,32 @@ class Setting:
     trainer: bool = False  # by the trainer itself; all else is then the trainer's
 
 
+@dataclass(eq=False)
 class Laboratory:
-    """Everything that log-probs of one batch of samples are computed from.
+    """Everything that log-probs of one batch of samples are computed from."""
 
-    The reference is a transformers model of its own, whose weights are overwritten.
-    """
+    subject: Subject
+    reference: PreTrainedModel  # of its own: its weights are overwritten
+    versions: Versions
+    samples: Samples
+    sampling: Sampling
+    trained_BT: Tensor
+    micro_batch: int
 
-    def __init__(
-        self,
-        subject: Subject,
-        reference: PreTrainedModel,
-        versions: Versions,
-        samples: Samples,
-        sampling: Sampling,
-        trained_BT: Tensor,
-        micro_batch: int,
-    ) -> None:
-        self.subject, self.versions, self.sampling = subject, versions, sampling
-        self.samples, self.micro_batch = samples, micro_batch
-        self.vocabulary = int(reference.config.vocab_size)
-        self.mask_BT = samples.rollouts.response_mask
-        self._reference, self._trained_BT = reference, trained_BT
+    def __post_init__(self) -> None:
+        self.vocabulary = int(self.reference.config.vocab_size)
+        self.mask_BT = self.samples.rollouts.response_mask
         self._loaded: frozenset[str] | None = None
 
     @property
     def has_routers(self) -> bool:
         """Whether the model is a mixture of experts whose routers are known."""
-        return bool(routers(self._reference))
+        return bool(routers(self.reference))
 
     def log_probs(self, setting: Setting) -> Tensor:
         """Log-probs FP32 (B, T) of the sampled tokens."""
         if setting.trainer:
-            return self._trained_BT
+            return self.trained_BT
         if setting.decoded:
             applied = setting.sampling
             if not self.subject.tells_stages:  # all at once, with the last that is in use
@@ -95,14 +89,14 @@ class Laboratory:
         self._load(frozenset())
         score = partial(
             one_pass,
-            self._reference,
+            self.reference,
             self.samples.rollouts,
             self.vocabulary,
             rows_at_once=self.micro_batch,
             routes=self.samples.routes,
         )
         narrow_BT = score()
-        with in_fp32(self._reference):
+        with in_fp32(self.reference):
             wide_BT = score()
         return k3_per_sequence(wide_BT, narrow_BT, self.mask_BT)
 
@@ -113,7 +107,7 @@ class Laboratory:
         if routes is None:
             return 0.0, 0.0
         self._load(WEIGHT_CAUSES)
-        return disagreement(self._reference, routes, self.samples.rollouts.attention_mask[:, :-1])
+        return disagreement(self.reference, routes, self.samples.rollouts.attention_mask[:, :-1])
 
     @cached_property
     def _prefilled_BT(self) -> Tensor:
@@ -130,9 +124,9 @@ class Laboratory:
     def _by_reference(self, setting: Setting) -> Tensor:
         self._load(setting.broken)
         rollouts = self.samples.rollouts
-        with variant(self._reference, setting.norm, setting.rope):
+        with variant(self.reference, setting.norm, setting.rope):
             return one_pass(
-                self._reference,
+                self.reference,
                 rollouts,
                 self.vocabulary,
                 rows_at_once=len(rollouts.input_ids) if setting.whole_batch else self.micro_batch,
@@ -147,5 +141,5 @@ class Laboratory:
         if broken == self._loaded:
             return
         for name, value in self.versions.mixed(broken):
-            self._reference.get_parameter(name).copy_(value)
+            self.reference.get_parameter(name).copy_(value)
         self._loaded = broken

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def _compare_exact(arguments: argparse.Namespace, console: Console) -> tuple[boo
         arguments.seed,
     )
     console.print(str(found))
-    return not found.unequal, found.as_dict()
+    return not found.unequal, asdict(found)
 
 
 def show_run(judged: Judgement, console: Console) -> None:

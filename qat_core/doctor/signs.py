@@ -7,10 +7,11 @@ probability that p gives to the tokens that q can draw, less 1. Top-p and top-k 
 
 import zlib
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from qat_core.doctor.verl_run import BANDS, K1, K3, Judgement, Sign, VerlRun
+from qat_core.doctor.verl_run import BANDS, K1, K3, Judgement, Sign, Verdict, VerlRun
 
 NUM_RESAMPLES = 2000
 # of the last steps, for the level, against the first, for the growth
@@ -27,32 +28,42 @@ STALENESS = "training/off_policy/trajectory_staleness/mean"
 RUN_THE_DOCTOR = "For the cause run python -m qat_core.doctor on a checkpoint of this run."
 
 
+class Found(NamedTuple):
+    """What a sign is; the advice is for a fault or a warning."""
+
+    evidence: str
+    verdict: Verdict
+    advice: str = ""
+
+
 def judge(run: VerlRun, kind: str = "dense") -> Judgement:
     """All signs of a run, against the band of BF16 for its kind of model, `dense` or `moe`."""
-    band = BANDS[kind]
-    return Judgement(len(run.steps), band, tuple(sign(run, band) for sign in SIGNS))
+    band, signs = BANDS[kind], []
+    for name, title, look in SIGNS:
+        text, verdict, advice = look(run, band)
+        is_named = verdict in ("fault", "warning")
+        signs.append(Sign(name, title, text, verdict, advice if is_named else ""))
+    return Judgement(len(run.steps), band, tuple(signs))
 
 
-def _level(run: VerlRun, band: tuple[float, float]) -> Sign:
-    name, title = "level", "size of the mismatch"
+def _level(run: VerlRun, band: tuple[float, float]) -> Found:
     k3 = run.series(K3)
     if len(k3) == 0:
-        return Sign(name, title, "no step has a finite k3", "fault", RUN_THE_DOCTOR)
+        return Found("no step has a finite k3", "fault", RUN_THE_DOCTOR)
     low, high = _interval(k3, np.median)
     text = f"median k3 {np.median(k3):.1e} [{low:.1e}, {high:.1e}], "
     text += f"BF16 {band[0]:.0e} to {band[1]:.0e}"
     lost = len(run.steps) - len(k3)
     text += f"; {lost} steps without a finite value" if lost else ""
     above = low > band[1] or lost > 0
-    return Sign(name, title, text, "fault" if above else "none", RUN_THE_DOCTOR if above else "")
+    return Found(text, "fault" if above else "none", RUN_THE_DOCTOR)
 
 
-def _growth(run: VerlRun, band: tuple[float, float]) -> Sign:
-    name, title = "growth", "growth over the run"
+def _growth(run: VerlRun, band: tuple[float, float]) -> Found:
     k3 = run.series(K3)
     size = len(k3) // QUARTER
     if size < 2:
-        return Sign(name, title, f"{len(k3)} steps are too few", "not recorded")
+        return Found(f"{len(k3)} steps are too few", "not recorded")
     first, last = np.log(np.maximum(k3[:size], 1e-12)), np.log(np.maximum(k3[-size:], 1e-12))
     low, high = np.exp(_difference(last, first))
     ratio = np.exp(last.mean() - first.mean())
@@ -62,14 +73,13 @@ def _growth(run: VerlRun, band: tuple[float, float]) -> Sign:
         "Look at the learning rate, at the staleness, and at which layers drift (qat_core.drift); "
         "a mismatch that grows with training precedes collapses."
     )
-    return Sign(name, title, text, "fault" if grows else "none", advice if grows else "")
+    return Found(text, "fault" if grows else "none", advice)
 
 
-def _jump(run: VerlRun, band: tuple[float, float]) -> Sign:
-    name, title = "jump", "sudden change"
+def _jump(run: VerlRun, band: tuple[float, float]) -> Found:
     k3 = run.series(K3)
     if len(k3) < 2 * LASTING:
-        return Sign(name, title, f"{len(k3)} steps are too few", "not recorded")
+        return Found(f"{len(k3)} steps are too few", "not recorded")
     # a burst ends, as of a few rerouted tokens; what stays up has a cause at that step
     starts = range(LASTING, len(k3) - LASTING + 1)
     before = np.array([np.median(k3[:n]) for n in starts])
@@ -77,81 +87,76 @@ def _jump(run: VerlRun, band: tuple[float, float]) -> Sign:
     ratio = after / np.maximum(before, 1e-12)
     where = int(np.argmax(ratio))
     if ratio[where] < JUMP or after[where] < band[1]:
-        return Sign(name, title, f"no {LASTING} steps stay {JUMP:g} times above", "none")
+        return Found(f"no {LASTING} steps stay {JUMP:g} times above", "none")
     step = np.array(run.steps)[np.isfinite(run.metrics[K3])][where + LASTING]
     text = f"from step {step} on {ratio[where]:.0f} times the median of the steps before"
     advice = "Look at what happened there: a failed or partial weight sync, a resumed engine."
-    return Sign(name, title, text, "fault", advice)
+    return Found(text, "fault", advice)
 
 
-def _support(run: VerlRun, band: tuple[float, float]) -> Sign:
-    name, title = "support", "sampler: does q report what it draws from?"
+def _support(run: VerlRun, band: tuple[float, float]) -> Found:
     k3, k1 = run.metrics[K3], run.metrics.get(K1)
     if k1 is None:
-        return Sign(name, title, f"{K1} is not logged", "not recorded")
+        return Found(f"{K1} is not logged", "not recorded")
     excess = (k3 - k1)[np.isfinite(k3 - k1)]
     if len(excess) < 3:
-        return Sign(name, title, f"{len(excess)} steps are too few", "not recorded")
+        return Found(f"{len(excess)} steps are too few", "not recorded")
     low, high = _interval(excess, np.mean, level=0.999)
     text = f"E[p/q] {1 + excess.mean():.4f} [{1 + low:.4f}, {1 + high:.4f}], 1 if sound"
     if max(abs(low), abs(high)) < band[1] or low < 0 < high or abs(excess.mean()) < band[1]:
-        return Sign(name, title, text, "none")
+        return Found(text, "none")
     advice = (
         "Below 1: the sampler excludes tokens (top-p, top-k). Above 1: log-probs are reported "
         "before temperature or penalties (rollout.logprobs_mode). Sample neutrally."
     )
-    return Sign(name, title, text, "fault", advice)
+    return Found(text, "fault", advice)
 
 
-def _sampling(run: VerlRun, band: tuple[float, float]) -> Sign:
-    name, title = "sampling", "sampling settings"
+def _sampling(run: VerlRun, band: tuple[float, float]) -> Found:
     if not run.config:
-        return Sign(name, title, "no config.yaml of verl's in the folder", "not recorded")
+        return Found("no config.yaml of verl's in the folder", "not recorded")
     rollout = {key: run.setting("actor_rollout_ref", "rollout", key) for key in NEUTRAL}
     used = {k: v for k, v in rollout.items() if v is not None and v not in NEUTRAL[k]}
     if not used:
-        return Sign(name, title, "neutral; verl scales both sides by the temperature", "none")
+        return Found("neutral; verl scales both sides by the temperature", "none")
     text = ", ".join(f"{key}={value}" for key, value in used.items())
-    return Sign(name, title, text, "fault", "Set top_p=1, top_k=-1 and no penalty in the rollout.")
+    return Found(text, "fault", "Set top_p=1, top_k=-1 and no penalty in the rollout.")
 
 
-def _quantization(run: VerlRun, band: tuple[float, float]) -> Sign:
-    name, title = "quantization", "quantization without QAT"
+def _quantization(run: VerlRun, band: tuple[float, float]) -> Found:
     if not run.config:
-        return Sign(name, title, "no config.yaml of verl's in the folder", "not recorded")
+        return Found("no config.yaml of verl's in the folder", "not recorded")
     qat = ("actor_rollout_ref", "actor", "fsdp_config", "qat")
     rollout = ("actor_rollout_ref", "rollout")
     # verl's own key, vLLM's, and QAT's, which quantizes both sides; verl always writes its section
     served = run.setting(*rollout, "quantization") or run.setting(*rollout, *VLLM_QUANTIZATION)
     enable, train = run.setting(*qat, "enable"), run.setting(*qat, "train")
     if not served and not enable:
-        return Sign(name, title, "BF16 rollouts", "none")
+        return Found("BF16 rollouts", "none")
     if enable and train is not False:
-        return Sign(name, title, "QAT is on", "none")
+        return Found("QAT is on", "none")
     text = f"rollouts in {served or 'NVFP4'}, qat.enable={enable}, qat.train={train}"
     advice = "Train fake-quantized: fsdp_config.qat.enable=true, and not train=false."
-    return Sign(name, title, text, "fault", advice)
+    return Found(text, "fault", advice)
 
 
-def _staleness(run: VerlRun, band: tuple[float, float]) -> Sign:
-    name, title = "staleness", "staleness of rollouts"
+def _staleness(run: VerlRun, band: tuple[float, float]) -> Found:
     values = run.series(STALENESS)
     if len(values) == 0:
-        return Sign(name, title, f"{STALENESS} is not logged", "not recorded")
+        return Found(f"{STALENESS} is not logged", "not recorded")
     text = f"mean {values.mean():.2f} steps, largest {values.max():.2f}"
     advice = "Correct the ratio (algorithm.rollout_correction) or sync more often."
     stale = values.mean() > 0
-    return Sign(name, title, text, "warning" if stale else "none", advice if stale else "")
+    return Found(text, "warning" if stale else "none", advice)
 
 
-def _tail(run: VerlRun, band: tuple[float, float]) -> Sign:
-    name, title = "tail", "few tokens or all?"
+def _tail(run: VerlRun, band: tuple[float, float]) -> Found:
     chi2, k3 = run.metrics.get(CHI2), run.metrics[K3]
     if chi2 is None:
-        return Sign(name, title, f"{CHI2} is not logged", "not recorded")
+        return Found(f"{CHI2} is not logged", "not recorded")
     both = np.isfinite(chi2) & np.isfinite(k3)
     if not k3[both].sum() > 0:
-        return Sign(name, title, "no step has a finite chi2 and k3 above 0", "not recorded")
+        return Found("no step has a finite chi2 and k3 above 0", "not recorded")
     ratio = float(chi2[both].mean() / k3[both].mean())
     text = f"chi2 over k3 {ratio:.1f}; 2 where all tokens differ a little"
     # its squares overflow long before k3 does
@@ -159,13 +164,12 @@ def _tail(run: VerlRun, band: tuple[float, float]) -> Sign:
     text += f"; {lost} steps with a finite k3 alone" if lost else ""
     advice = "Few tokens carry the mismatch: rerouted experts, a kernel's fault at rare shapes."
     few = ratio > TAIL or lost > 0
-    return Sign(name, title, text, "warning" if few else "none", advice if few else "")
+    return Found(text, "warning" if few else "none", advice)
 
 
-def _repetition(run: VerlRun, band: tuple[float, float]) -> Sign:
-    name, title = "repetition", "responses that repeat themselves"
+def _repetition(run: VerlRun, band: tuple[float, float]) -> Found:
     if not run.responses:
-        return Sign(name, title, "no rollouts dumped (trainer.rollout_data_dir)", "not recorded")
+        return Found("no rollouts dumped (trainer.rollout_data_dir)", "not recorded")
     step = max(run.responses)
     texts = [text.encode() for text in run.responses[step]]
     looping = [
@@ -177,19 +181,19 @@ def _repetition(run: VerlRun, band: tuple[float, float]) -> Sign:
     text = f"step {step}: {len(looping)} of {len(texts)} repeat themselves, {empty} are empty"
     bad = len(looping) + empty > len(texts) / 10
     advice = "The policy has collapsed: look at the steps before, not at the mismatch of this one."
-    return Sign(name, title, text, "fault" if bad else "none", advice if bad else "")
+    return Found(text, "fault" if bad else "none", advice)
 
 
-SIGNS: tuple[Callable[[VerlRun, tuple[float, float]], Sign], ...] = (
-    _level,
-    _growth,
-    _jump,
-    _support,
-    _sampling,
-    _quantization,
-    _staleness,
-    _tail,
-    _repetition,
+SIGNS: tuple[tuple[str, str, Callable[[VerlRun, tuple[float, float]], Found]], ...] = (
+    ("level", "size of the mismatch", _level),
+    ("growth", "growth over the run", _growth),
+    ("jump", "sudden change", _jump),
+    ("support", "sampler: does q report what it draws from?", _support),
+    ("sampling", "sampling settings", _sampling),
+    ("quantization", "quantization without QAT", _quantization),
+    ("staleness", "staleness of rollouts", _staleness),
+    ("tail", "few tokens or all?", _tail),
+    ("repetition", "responses that repeat themselves", _repetition),
 )
 
 

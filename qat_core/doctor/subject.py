@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 
 from qat_core.doctor.routing import Recorder, Routes
 from qat_core.doctor.sampling import ORDER, Sampling, draw
@@ -61,15 +61,8 @@ class EagerSubject:
 
     def __init__(self, engine: EagerEngine, vocabulary: int) -> None:
         """Examines `engine`; `vocabulary` is the trainer's."""
-        self.engine = engine
+        self.engine, self.model = engine, engine.model
         self._trained_vocabulary = vocabulary
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The engine's model."""
-        model = self.engine.model
-        assert isinstance(model, PreTrainedModel)
-        return model
 
     @property
     def vocabulary(self) -> int:

@@ -9,6 +9,7 @@ verl's entry points (`verl.plugins`) would be loaded in every process, and only 
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import product
@@ -270,12 +271,8 @@ def engine_patterns(recipe: Recipe) -> list[str]:
     To vLLM a pattern without `re:` is a module's whole name; here, as in verl, a part of it.
     """
     known = [ROLE_PATTERNS.get(p, p) for p in recipe.ignore]
-    own = [p if p.startswith(REGEX_PREFIX) else f"re:.*{_escaped(p)}" for p in known]
+    own = [p if p.startswith(REGEX_PREFIX) else f"re:.*{re.escape(p)}" for p in known]
     return [*NEVER_QUANTIZED, *(p for p in own if p not in NEVER_QUANTIZED)]
-
-
-def _escaped(text: str) -> str:
-    return "".join(c if c.isalnum() or c == "_" else f"\\{c}" for c in text)
 
 
 def _add_module(config: DictConfig, key: str, added: str = ENGINE) -> None:

@@ -41,26 +41,20 @@ class _Cpu:
     is_available = staticmethod(lambda: True)
     current_device = staticmethod(lambda: "cpu")
     device_count = staticmethod(lambda: 1)
-    manual_seed = staticmethod(torch.manual_seed)
-    manual_seed_all = staticmethod(torch.manual_seed)
-    set_device = staticmethod(_nothing)
-    synchronize = staticmethod(_nothing)
-    empty_cache = staticmethod(_nothing)
+    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
+    set_device = synchronize = empty_cache = staticmethod(_nothing)
 
 
 class CpuDeviceModule(_Cpu, ModuleType):
     """`torch.cpu` with the calls of `torch.cuda` that verl makes; memory is the process's."""
 
-    memory_allocated = staticmethod(_peak_resident_bytes)
-    memory_reserved = staticmethod(_peak_resident_bytes)
-    max_memory_allocated = staticmethod(_peak_resident_bytes)
-    max_memory_reserved = staticmethod(_peak_resident_bytes)
+    memory_allocated = memory_reserved = staticmethod(_peak_resident_bytes)
+    max_memory_allocated = max_memory_reserved = staticmethod(_peak_resident_bytes)
     mem_get_info = staticmethod(_free_and_total_bytes)
     get_rng_state = staticmethod(lambda *_: torch.get_rng_state())
     set_rng_state = staticmethod(lambda state, *_: torch.set_rng_state(state))
     get_device_name = staticmethod(lambda *_: "CPU")
-    ipc_collect = staticmethod(_nothing)
-    reset_peak_memory_stats = staticmethod(_nothing)
+    ipc_collect = reset_peak_memory_stats = staticmethod(_nothing)
     set_per_process_memory_fraction = staticmethod(_nothing)
 
     def __getattr__(self, name: str) -> Any:
@@ -80,10 +74,8 @@ class CpuPlatform(_Cpu, PlatformBase):  # type: ignore[misc]
     visible_devices_envvar = staticmethod(lambda: "CPU_VISIBLE_DEVICES")
     ray_resource_name = staticmethod(lambda: "GPU")
     is_ipc_supported = staticmethod(lambda: False)  # weights travel through shared memory
-    set_allocator_settings = staticmethod(_nothing)
-    profiler_start = staticmethod(_nothing)
-    profiler_stop = staticmethod(_nothing)
-    cudart = staticmethod(_nothing)
+    set_allocator_settings = cudart = staticmethod(_nothing)
+    profiler_start = profiler_stop = staticmethod(_nothing)
 
     def ray_noset_envvars(self) -> list[str]:
         """Variables that keep Ray from hiding devices: there are none."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from analysis.markdown import markdown_table
 from experiments.study.schema import ROOT
 from qat_core.doctor.diagnosis import Diagnosis
 from qat_core.doctor.examine import Case, examine, load_model, random_prompts
@@ -30,6 +31,7 @@ from tests.nano_models import write_nano
 
 Tamper = Callable[[EagerSubject, PreTrainedModel], None]
 FULL = Recipe.full()
+MODELS = ("nano-dense", "nano-moe")
 ATTENTION = "model.layers.0.self_attn.o_proj.weight"
 PAGE = ROOT / "docs" / "doctor.md"
 BEGIN, END = "<!-- begin:faults -->", "<!-- end:faults -->"
@@ -37,24 +39,15 @@ BEGIN, END = "<!-- begin:faults -->", "<!-- end:faults -->"
 
 @dataclass(frozen=True)
 class Fault:
-    """One planted fault.
+    """One planted fault."""
 
-    Attributes:
-        what: for the table.
-        cause: what the doctor has to name, and nothing else; None for a healthy setting.
-        case: what differs in the case from QAT with equal recipes.
-        tamper: what is done to engine and trainer.
-        models: which of the two nano models it is planted in.
-        other: options of the case that get the checkpoint of another step.
-        around: a fault of the kernels that engine and trainer share.
-    """
-
-    what: str
-    cause: str | None
-    case: dict[str, Any] = field(default_factory=dict)
-    tamper: Tamper | None = None
-    models: tuple[str, ...] = ("nano-dense", "nano-moe")
-    other: tuple[str, ...] = ()
+    what: str  # for the table
+    cause: str | None  # what the doctor has to name, and nothing else; None for a healthy setting
+    case: dict[str, Any] = field(default_factory=dict)  # differences from QAT with equal recipes
+    tamper: Tamper | None = None  # what is done to engine and trainer
+    models: tuple[str, ...] = MODELS
+    other: tuple[str, ...] = ()  # options of the case that get the checkpoint of another step
+    # a fault of the kernels that engine and trainer share
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
@@ -70,20 +63,11 @@ def _zero_row(subject: EagerSubject, trainer: PreTrainedModel) -> None:
         subject.model.get_parameter(ATTENTION)[:8] = 0
 
 
-def _forget_mask(model: PreTrainedModel) -> None:
+def _forget_mask(model: PreTrainedModel, of_batches_above: int = 0) -> None:
     forward = model.forward
 
     def without_mask(*args: Any, attention_mask: Tensor, **kwargs: Any) -> Any:
-        return forward(*args, attention_mask=torch.ones_like(attention_mask), **kwargs)
-
-    model.forward = without_mask
-
-
-def _forget_mask_in_batches(model: PreTrainedModel) -> None:
-    forward = model.forward
-
-    def without_mask(*args: Any, attention_mask: Tensor, **kwargs: Any) -> Any:
-        if len(attention_mask) > 1:
+        if len(attention_mask) > of_batches_above:
             attention_mask = torch.ones_like(attention_mask)
         return forward(*args, attention_mask=attention_mask, **kwargs)
 
@@ -169,7 +153,7 @@ def _sampled(**settings: float) -> dict[str, Any]:
     return {"sampling": Sampling(**settings)}
 
 
-MOE = ("nano-moe",)
+MOE = MODELS[1:]
 FAULTS: dict[str, Fault] = {
     "healthy-bf16": Fault("none, BF16 on both sides", None, {"trained": None, "rolled_out": None}),
     "healthy-qat": Fault("none, QAT", None),
@@ -220,7 +204,9 @@ FAULTS: dict[str, Fault] = {
         around=_attention_that_depends_on_the_batch,
     ),
     "trainer-mask": Fault(
-        "the trainer attends to padding", "trainer", tamper=training(_forget_mask_in_batches)
+        "the trainer attends to padding",
+        "trainer",
+        tamper=training(partial(_forget_mask, of_batches_above=1)),
     ),
     "trainer": Fault("dropout in the trainer", "trainer", tamper=training(_dropout)),
 }
@@ -261,18 +247,22 @@ def diagnosis_of(fault: Fault, folder: Path, num_prompts: int = 24) -> Diagnosis
         return examine(replace(case, **fault.case, **others), fault.tamper)
 
 
+def named(diagnosis: Diagnosis) -> str:
+    """As the table has it."""
+    return ", ".join(finding.title for finding in diagnosis.named) or "none"
+
+
 def table() -> str:
-    """The faults, and the causes that the doctor named, as Markdown."""
-    lines = ["| Planted | Model | Cause named |", "| --- | --- | --- |"]
-    with tempfile.TemporaryDirectory() as root:
-        for model in ("nano-dense", "nano-moe"):
-            write_models(Path(root) / model, model)
-        for fault in FAULTS.values():
-            for model in fault.models:
-                named = diagnosis_of(fault, Path(root) / model).named
-                causes = ", ".join(f"{finding.title}" for finding in named) or "none"
-                lines.append(f"| {fault.what} | {model} | {causes} |")
-    return "\n".join(lines)
+    """The faults, and the causes that the doctor named in each model, as Markdown."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for model in MODELS:
+            write_models(root / model, model)
+        return markdown_table(
+            {"Planted": fault.what}
+            | {m: named(diagnosis_of(fault, root / m)) if m in fault.models else "" for m in MODELS}
+            for fault in FAULTS.values()
+        )
 
 
 def main() -> None:

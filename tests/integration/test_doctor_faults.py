@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.doctor.faults import BEGIN, END, FAULTS, PAGE, diagnosis_of, write_models
+from analysis.markdown import read_rows
+from tests.doctor.faults import BEGIN, END, FAULTS, MODELS, PAGE, diagnosis_of, named, write_models
 
 PAIRS = [(name, model) for name, fault in FAULTS.items() for model in fault.models]
 
@@ -24,7 +25,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("faults")
-    for model in ("nano-dense", "nano-moe"):
+    for model in MODELS:
         write_models(root / model, model)
     return root
 
@@ -36,18 +37,16 @@ def test_the_planted_fault_is_named_and_no_other(name: str, model: str, folder: 
     found = diagnosis_of(fault, folder / model)
     assert [finding.cause for finding in found.named] == ([fault.cause] if fault.cause else [])
     assert found.is_healthy == (fault.cause is None)
-    titles = ", ".join(finding.title for finding in found.named) or "none"
-    assert f"| {fault.what} | {model} | {titles} |" in _table()
+    assert _table()[fault.what][model] == named(found)
 
 
 def test_the_table_has_a_row_for_each_fault_and_no_other() -> None:
-    rows = [line.split("|")[1:3] for line in _table().splitlines() if line.startswith("| ")]
-    planted = [[f" {FAULTS[name].what} ", f" {model} "] for name, model in PAIRS]
-    assert rows[2:] == planted, "after the head and its line"
+    filled = {what: tuple(m for m in MODELS if row[m]) for what, row in _table().items()}
+    assert filled == {fault.what: fault.models for fault in FAULTS.values()}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model", ["nano-dense", "nano-moe"])
+@pytest.mark.parametrize("model", MODELS)
 def test_shares_add_up_to_the_whole(model: str, folder: Path) -> None:
     found = diagnosis_of(FAULTS["quantization"], folder / model)
     # each share is a difference of neighbours in one sequence, which ends at the trainer itself
@@ -55,9 +54,9 @@ def test_shares_add_up_to_the_whole(model: str, folder: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "named"), [("healthy-bf16", []), ("decoding", ["decoding"])])
+@pytest.mark.parametrize(("name", "causes"), [("healthy-bf16", []), ("decoding", ["decoding"])])
 def test_a_model_that_bf16_rounds_coarsely_is_judged_by_its_own_rounding(
-    name: str, named: list[str], tmp_path: Path
+    name: str, causes: list[str], tmp_path: Path
 ) -> None:
     write_models(tmp_path, "nano-dense")
     weights = load_file(tmp_path / "now" / "model.safetensors")
@@ -67,9 +66,11 @@ def test_a_model_that_bf16_rounds_coarsely_is_judged_by_its_own_rounding(
     found = diagnosis_of(FAULTS[name], tmp_path, num_prompts=192)
     assert found.total.low > found.band[1]
     assert found.noise is not None and found.noise.value > found.band[1]
-    assert [finding.cause for finding in found.named] == named
-    assert found.is_healthy == (not named)
+    assert [finding.cause for finding in found.named] == causes
+    assert found.is_healthy == (not causes)
 
 
-def _table() -> str:
-    return PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+def _table() -> dict[str, dict[str, str]]:
+    """The causes named, by fault and model."""
+    text = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+    return {row["Planted"]: row for row in read_rows(text)}

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,74 +22,60 @@ from tests.nano_models import write_nano
 SMALL = ["--sequences", "6", "--max-new-tokens", "6"]
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["doctor", *map(str, arguments)])
+Capture = pytest.CaptureFixture[str]
+
+
+def run(*arguments: object) -> int:
     with pytest.raises(SystemExit) as ended:
-        main()
+        main([*map(str, arguments), *SMALL])
     return int(ended.value.code or 0)
 
 
-def test_a_healthy_checkpoint_ends_with_0_and_json(
-    nano_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, nano_dir, "--recipe", "full", "--json", *SMALL) == 0
+def test_a_healthy_checkpoint_ends_with_0_and_json(nano_dir: Path, capsys: Capture) -> None:
+    assert run(nano_dir, "--recipe", "full", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["healthy"] and found["named"] == []
     assert found["num_sequences"] == 6 and found["total"]["value"] >= 0
 
 
 def test_json_is_alone_on_stdout_whatever_an_engine_logs(
-    nano_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    nano_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
     def examine_loudly(case: Case) -> Diagnosis:
         os.write(1, b"INFO of an engine\n")
         return examine(case)
 
     monkeypatch.setattr(doctor, "examine", examine_loudly)
-    assert run(monkeypatch, nano_dir, "--json", *SMALL) == 0
+    assert run(nano_dir, "--json") == 0
     out, err = capfd.readouterr()
     assert json.loads(out)["healthy"] and "INFO of an engine" in err
 
 
-def test_a_fault_ends_with_1_and_names_weights(
-    nano_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = run(monkeypatch, nano_dir, "--recipe", "full", "--trained", "none", "--json", *SMALL)
-    assert code == 1
+def test_a_fault_ends_with_1_and_names_weights(nano_dir: Path, capsys: Capture) -> None:
+    assert run(nano_dir, "--recipe", "full", "--trained", "none", "--json") == 1
     found = json.loads(capsys.readouterr().out)
     assert found["named"] == ["quantization"]
     (fault,) = [f for f in found["findings"] if f["verdict"] == "fault"]
     assert "model.layers.0.self_attn.q_proj.weight" in fault["evidence"]
 
 
-def test_a_packed_checkpoint_served_is_what_would_be_sent(
-    packed_dir: Path, nano_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert run(monkeypatch, nano_dir, "--served", packed_dir, *SMALL) == 0
+def test_a_packed_checkpoint_served_is_what_would_be_sent(packed_dir: Path, nano_dir: Path) -> None:
+    assert run(nano_dir, "--served", packed_dir) == 0
 
 
 def test_a_checkpoint_packed_by_another_policy_is_named(
-    nano_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    nano_dir: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     convert(nano_dir, tmp_path / "amax", Recipe(scale_policy="amax"))
-    served = tmp_path / "amax"
-    assert run(monkeypatch, nano_dir, "--served", served, "--json", *SMALL) == 1
+    assert run(nano_dir, "--served", tmp_path / "amax", "--json") == 1
     assert json.loads(capsys.readouterr().out)["named"] == ["scale"]
 
 
-def test_prompts_of_a_file_are_used(
-    nano_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_prompts_of_a_file_are_used(nano_dir: Path, tmp_path: Path, capsys: Capture) -> None:
     prompts = tmp_path / "prompts.jsonl"
     chat = json.dumps({"prompt": [{"role": "user", "content": "1+2?"}]})
     prompts.write_text(f'{{"prompt": "3+4?"}}\n{chat}\n{{"input": "5+6?"}}\n')
-    assert run(monkeypatch, nano_dir, "--prompts", prompts, "--json", *SMALL) == 0
+    assert run(nano_dir, "--prompts", prompts, "--json") == 0
     assert json.loads(capsys.readouterr().out)["num_sequences"] == 3
 
 

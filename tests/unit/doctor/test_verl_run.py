@@ -49,16 +49,6 @@ def write_dump(folder: Path, outputs: list[str]) -> None:
     (folder / "rollouts" / "20.jsonl").write_text("\n".join(lines))
 
 
-def scaled(first: int, last: int, factor: float) -> Callable[[Path], None]:
-    def write(folder: Path) -> None:
-        rows = healthy_rows()
-        for row in rows[first:last]:
-            row.update({name: value * factor for name, value in row.items()})
-        write_log(folder / "run.jsonl", rows)
-
-    return write
-
-
 def changed(change: Callable[[dict[str, float], int], None]) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         rows = healthy_rows()
@@ -78,8 +68,9 @@ def healthy_with(*writers: Callable[[Path], None]) -> Callable[[Path], None]:
     return write
 
 
-def _grow(row: dict[str, float], step: int) -> None:
-    row.update({name: value * 1.5**step for name, value in row.items()})
+def scaled(factor: Callable[[int], float]) -> Callable[[Path], None]:
+    """By a factor of the step, counted from 0."""
+    return changed(lambda row, n: row.update({k: v * factor(n) for k, v in row.items()}))
 
 
 def _truncate(row: dict[str, float], step: int) -> None:
@@ -99,10 +90,10 @@ PACKED = {"quantization": None, "engine_kwargs": {"vllm": {"quantization": "comp
 PROSE = "It was a bright cold day in April, and the clocks were striking thirteen. " * 3
 PLANTED: dict[str, tuple[Callable[[Path], None], set[str]]] = {
     "healthy": (healthy_with(), set()),
-    "one burst": (scaled(9, 10, 300), set()),
-    "level": (scaled(0, NUM_STEPS, 100), {"level"}),
-    "growth": (changed(_grow), {"growth", "jump", "level"}),
-    "jump": (scaled(12, NUM_STEPS, 200), {"jump", "growth"}),
+    "one burst": (scaled(lambda n: 300 if n == 9 else 1), set()),
+    "level": (scaled(lambda n: 100), {"level"}),
+    "growth": (scaled(lambda n: 1.5**n), {"growth", "jump", "level"}),
+    "jump": (scaled(lambda n: 200 if n > 11 else 1), {"jump", "growth"}),
     "support": (changed(_truncate), {"support"}),
     "not finite": (
         changed(lambda row, n: row.update({K3: float("inf")} if n > 9 else {})),

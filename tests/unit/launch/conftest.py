@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,8 +21,10 @@ def use(monkeypatch: pytest.MonkeyPatch, program: Callable[[list[str]], int]) ->
     monkeypatch.setattr(Programs, "exit_code", lambda _, command, output: program(command))
 
 
-def all_of(study: Study, folder: Path, deadline: float = float("inf")) -> SideBySide:
-    return SideBySide(study, Path("study.yaml"), folder, jobs=3, deadline=deadline)
+def all_of(study: Study, folder: Path, **options: Any) -> SideBySide:
+    """Of all runs, unless options say otherwise."""
+    options = {"jobs": 3, "runs": study.runs, "deadline": float("inf")} | options
+    return SideBySide(study, Path("study.yaml"), folder, **options)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 
 from experiments.launch import side_by_side
 from experiments.launch.programs import Programs
-from experiments.launch.side_by_side import SideBySide, chosen_runs
+from experiments.launch.side_by_side import chosen_runs
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES, Study
 from experiments.support.cli import INTERRUPTED
@@ -83,7 +83,7 @@ def test_only_what_is_named_is_run(
     count: int,
 ) -> None:
     runs = chosen_runs(study, cells, seeds)
-    assert SideBySide(study, Path("study.yaml"), tmp_path, 3, float("inf"), runs).run_all() == []
+    assert all_of(study, tmp_path, runs=runs).run_all() == []
     trained = {name for module, name in begun if module == "experiments.launch.run"}
     assert trained == {run.id for run in runs}
     assert len(trained) == count
@@ -123,8 +123,7 @@ def test_a_program_that_fails_is_started_again_where_that_may_help(
         return 0 if command[2] == "experiments.evaluate.run" else codes[len(starts) - 1]
 
     use(monkeypatch, end)
-    programs = SideBySide(study, Path("study.yaml"), tmp_path, 3, float("inf"), tries=tries)
-    assert programs.run_all() == ([] if is_complete else [run])
+    assert all_of(study, tmp_path, tries=tries).run_all() == ([] if is_complete else [run])
     evaluated = ["experiments.evaluate.run"] * is_complete
     assert starts == ["experiments.launch.run"] * len(codes) + evaluated
 
@@ -156,10 +155,7 @@ def test_a_study_of_verl_gets_its_data(
 ) -> None:
     study = load_study(STUDIES / "qwen3_moe_smoke.yaml")
     (base,) = study.bases
-    programs = SideBySide(
-        study, Path("study.yaml"), tmp_path, 1, float("inf"), random_weights=random_weights
-    )
-    assert programs.run_all() == []
+    assert all_of(study, tmp_path, jobs=1, random_weights=random_weights).run_all() == []
     maker = "experiments.base seeded" if random_weights else "experiments.base make"
     assert begun[:2] == [("experiments.verl.data", "data"), (maker, base)]
     steps = ["experiments.launch.run", "experiments.evaluate.run"][: 1 if random_weights else 2]

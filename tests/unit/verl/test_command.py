@@ -28,23 +28,17 @@ FOLDER = Path(__file__).parent / "settings"
 QWEN3 = load_study(STUDIES / "qwen3.yaml")
 NANO = load_study(STUDIES / "verl_nano.yaml")
 RUNS = [(study, run) for study in (QWEN3, NANO) for run in study.runs if run.seed == 0]
-IN_FULL = {study.study: study.runs[0] for study in (QWEN3, NANO)}
+IN_FULL = QWEN3.runs[0]
 DIFFERENCES = yaml.safe_load((FOLDER / "differences.yaml").read_text())
 SEED = "actor_rollout_ref.rollout.seed"
 QAT = "actor_rollout_ref.actor.fsdp_config.qat"
 
 
-def printed(study: Study, run: Run) -> str:
-    """As `python -m experiments.verl.command` prints it."""
-    attempt = Path("results") / run.id / "attempts" / "1"
-    paths = run_paths(study, run, Path(), Path("results"), attempt)
-    text = to_yaml(build_configuration(study, run, paths))
-    return f"# {attempt}/verl.yaml\n{text}\n{build_command(study, run, paths)}\n"
-
-
 def settings_of(study: Study, run: Run) -> dict[str, Any]:
+    """By key, and the environment."""
     paths = run_paths(study, run, Path(), Path("results"), Path("attempt"))
-    return {key: setting.value for key, setting in run_settings(study, run, paths).items()}
+    settings = {key: setting.value for key, setting in run_settings(study, run, paths).items()}
+    return settings | build_command(study, run, paths).environment
 
 
 def renamed(settings: dict[str, Any], old: Run, new: Run) -> dict[str, Any]:
@@ -59,23 +53,23 @@ def renamed(settings: dict[str, Any], old: Run, new: Run) -> dict[str, Any]:
     return {keys[key]: rename(value) for key, value in settings.items()}
 
 
-@pytest.mark.parametrize("study", [QWEN3, NANO], ids=lambda study: study.study)
-def test_one_run_is_set_in_full_as_in_its_file(study: Study) -> None:
-    run = IN_FULL[study.study]
-    assert printed(study, run) == (FOLDER / f"{run.id}.txt").read_text()
+def test_one_run_is_set_in_full_as_in_its_file() -> None:
+    """As `python -m experiments.verl.command` prints it."""
+    attempt = Path("results") / IN_FULL.id / "attempts" / "1"
+    paths = run_paths(QWEN3, IN_FULL, Path(), Path("results"), attempt)
+    text = to_yaml(build_configuration(QWEN3, IN_FULL, paths))
+    printed = f"# {attempt}/verl.yaml\n{text}\n{build_command(QWEN3, IN_FULL, paths)}\n"
+    assert printed == (FOLDER / f"{IN_FULL.id}.txt").read_text()
 
 
 @pytest.mark.parametrize(("study", "run"), RUNS, ids=[run.id for _, run in RUNS])
 def test_the_others_differ_as_listed(study: Study, run: Run) -> None:
-    first = IN_FULL[study.study]
-    expected = renamed(settings_of(study, first), first, run) | DIFFERENCES.get(run.id, {})
+    expected = renamed(settings_of(QWEN3, IN_FULL), IN_FULL, run) | DIFFERENCES.get(run.id, {})
     assert renamed(settings_of(study, run), run, run) == expected
 
 
 def test_every_run_is_in_full_or_listed() -> None:
-    files = {file.stem for file in FOLDER.glob("*.txt")}
-    assert files == {run.id for run in IN_FULL.values()}
-    assert files | set(DIFFERENCES) == {run.id for _, run in RUNS}
+    assert {IN_FULL.id, *DIFFERENCES} == {run.id for _, run in RUNS}
 
 
 def test_the_ffn_arm_leaves_out_attention_besides_verls_own_patterns() -> None:
@@ -143,9 +137,7 @@ def test_a_study_without_correction_and_centring_is_set_in_verl() -> None:
     settings = settings_of(study, study.runs[0])
     assert settings["algorithm.adv_estimator"] == "reward"
     assert settings["algorithm.rollout_correction.rollout_is"] is None
-    paths = run_paths(study, study.runs[0], Path(), Path("results"), Path("attempt"))
-    modules = build_command(study, study.runs[0], paths).environment["VERL_USE_EXTERNAL_MODULES"]
-    assert modules == "qat_core.verl.advantage"
+    assert settings["VERL_USE_EXTERNAL_MODULES"] == "qat_core.verl.advantage"
 
 
 def test_a_cell_is_set_in_verl() -> None:

@@ -29,6 +29,7 @@ BEYOND = {STEP_TIME: 1.0, K3_KL: 1.0}
 
 @pytest.fixture(autouse=True)
 def without_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "POLL_S", 0.0)
     monkeypatch.setattr(trainer, "build_command", lambda *_: None)
     monkeypatch.setattr(trainer, "build_configuration", lambda *_: {})
     base = SimpleNamespace(weight_bytes=2)
@@ -159,7 +160,7 @@ class Running:
         return 0 if self.steps == 5 else None
 
 
-def follow(folder: Path, stop_at: int | None, recorded: int = 0) -> tuple[list[int], str | None]:
+def follow(folder: Path, stop_at: int, recorded: int) -> tuple[list[int], str | None]:
     """The steps that were handed on, and why verl was stopped."""
     seen, stop_file = [], folder / STOP_FILE
 
@@ -168,6 +169,8 @@ def follow(folder: Path, stop_at: int | None, recorded: int = 0) -> tuple[list[i
         if step == stop_at:
             stop_file.touch()
 
+    if stop_at == 0:
+        stop_file.touch()
     record = folder / "verl.jsonl"
     verl = cast(VerlProcess, Running(record))
     reader, memory, gate = StepReader(record), PeakMemory("cpu"), GateWatch(None)
@@ -176,23 +179,16 @@ def follow(folder: Path, stop_at: int | None, recorded: int = 0) -> tuple[list[i
     return seen, reason
 
 
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "POLL_S", 0.0)
-
-
-def test_a_stop_file_ends_a_run_after_its_step(tmp_path: Path) -> None:
-    assert follow(tmp_path, stop_at=3) == ([1, 2, 3], "stopped: by its file stop, at step 3")
-
-
-def test_a_stop_file_that_is_there_already_leaves_one_step(tmp_path: Path) -> None:
-    (tmp_path / STOP_FILE).touch()
-    assert follow(tmp_path, stop_at=None)[0] == [1]
-
-
-def test_steps_of_an_earlier_attempt_are_done_again_first(tmp_path: Path) -> None:
-    assert follow(tmp_path, stop_at=1, recorded=3)[0] == [1, 2, 3, 4]
-
-
-def test_a_run_that_ends_at_its_last_step_was_not_stopped(tmp_path: Path) -> None:
-    assert follow(tmp_path, stop_at=5) == ([1, 2, 3, 4, 5], None)
+@pytest.mark.parametrize(
+    ("stop_at", "recorded", "last", "reason"),
+    [
+        pytest.param(3, 0, 3, "stopped: by its file stop, at step 3", id="after its step"),
+        pytest.param(0, 0, 1, "stopped: by its file stop, at step 1", id="there already"),
+        pytest.param(1, 3, 4, "stopped: by its file stop, at step 4", id="after steps done again"),
+        pytest.param(5, 0, 5, None, id="at its end by itself"),
+    ],
+)
+def test_a_stop_file_ends_a_run_after_a_step(
+    tmp_path: Path, stop_at: int, recorded: int, last: int, reason: str | None
+) -> None:
+    assert follow(tmp_path, stop_at, recorded) == (list(range(1, last + 1)), reason)

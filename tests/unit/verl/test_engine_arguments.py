@@ -7,10 +7,9 @@ import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from qat_core.verl.configuration import complete
 from qat_core.verl.engine_arguments import _fixes, require_arguments
 from qat_core.verl.rules import VLLM
-from tests.verl_configurations import COMMAND, ROLLOUT, composed
+from tests.verl_configurations import ROLLOUT
 from tests.workflow.programs import run
 
 # in a process of its own, as vLLM's import changes what other tests see
@@ -126,37 +125,3 @@ def test_no_full_name_of_vllms_counts_as_short_for_another() -> None:
 )
 def test_other_arguments_are_vllms(argument: str) -> None:
     require_arguments(with_argument(argument))
-
-
-@pytest.mark.verl_table(
-    "arguments of vLLM's in `engine_kwargs.vllm` that verl has keys for",
-    "refused, with `+nvfp4=off` too",
-    cases=["dtype=float16", "pipeline_parallel_size=2"],
-)
-@pytest.mark.verl_table(
-    "`enable_eplb`, `cpu_offload_gb`, `kv_cache_dtype` in `engine_kwargs.vllm`",
-    "refused, with `+nvfp4=off` too",
-    cases=["enable_eplb=true", "kv-cache-dtype=fp8"],
-)
-@pytest.mark.verl_table(
-    "`config`, `kernel_config`, shortened names in `engine_kwargs.vllm`",
-    "refused, with `+nvfp4=off` too",
-    cases=["config=more.yaml", "pipeline_parallel=2"],
-)
-@pytest.mark.parametrize(
-    ("groups", "argument", "message"),
-    [
-        (["+nvfp4=w4a16"], "dtype=float16", "verl has a key for it"),
-        (["+nvfp4=w4a16"], "enable_eplb=true", "never tried with these syncs"),
-        (["+nvfp4=off"], "config=more.yaml", "are not checked"),
-        (["+nvfp4=w4a16"], "pipeline_parallel=2", "short for pipeline_parallel_size"),
-        (["+nvfp4=off"], "kv-cache-dtype=fp8", "never tried with these syncs"),
-        (["+nvfp4=off"], "hf_overrides='{}'", "a text; give a section, such as {max_position"),
-        (["+nvfp4=off", "+routing_replay=r3"], "pipeline_parallel_size=2", "verl has a key for it"),
-    ],
-)
-def test_they_are_refused_where_a_run_is_composed(
-    groups: list[str], argument: str, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        complete(composed(*groups, *COMMAND[1:], f"+{VLLM}.{argument}"))

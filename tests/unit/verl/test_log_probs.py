@@ -20,6 +20,10 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # packed tokens of a small vocabulary, in two blocks; of a large one, in blocks of 6; padded ones
 SHAPES = [(60_000, 18), (20, 151_936), (16, 30, 18)]
 MODULE = "actor_rollout_ref.model.external_lib"
+ROW = pytest.mark.verl_table(
+    "`+attention=sdpa` without flash-attn: log-probs of BF16 logits, of many tokens at once",
+    "equal to verl's to the bit",
+)
 
 
 def values_and_gradient(
@@ -36,10 +40,7 @@ def values_and_gradient(
     return [values.detach(), logits.grad]
 
 
-@pytest.mark.verl_table(
-    "`+attention=sdpa` without flash-attn: log-probs of BF16 logits, of many tokens at once",
-    "equal to verl's to the bit",
-)
+@ROW
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -60,10 +61,7 @@ def test_a_row_larger_than_a_block_is_a_block(monkeypatch: pytest.MonkeyPatch) -
     assert log_probs_in_blocks(logits, torch.zeros(2, 1, dtype=torch.long)).shape == (2, 1)
 
 
-@pytest.mark.verl_table(
-    "`+attention=sdpa` without flash-attn: log-probs of BF16 logits, of many tokens at once",
-    "equal to verl's to the bit",
-)
+@ROW
 def test_verls_engine_calls_it_once_for_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_functional, "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", False)
     logits, labels = torch.randn(50, 18, dtype=torch.bfloat16), torch.zeros(50, dtype=torch.long)
@@ -73,10 +71,7 @@ def test_verls_engine_calls_it_once_for_all_tokens(monkeypatch: pytest.MonkeyPat
     assert calls["aten::_log_softmax"] == 1
 
 
-@pytest.mark.verl_table(
-    "`+attention=sdpa` without flash-attn: log-probs of BF16 logits, of many tokens at once",
-    "equal to verl's to the bit",
-)
+@ROW
 def test_attention_without_flash_attn_names_it() -> None:
     content = composed("+nvfp4=off", "+attention=sdpa")
     assert content.actor_rollout_ref.model.external_lib == log_probs.__name__

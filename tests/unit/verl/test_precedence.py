@@ -1,6 +1,5 @@
 """Files and names of a user's: none is overridden in silence, no near miss is let through."""
 
-import re
 import shutil
 import subprocess
 import sys
@@ -14,19 +13,16 @@ from tests.verl_configurations import COMMAND, CONFIGS, MICRO_BATCH, QAT, ROLLOU
 
 ACTOR = "actor_rollout_ref.actor"
 WORKER = f"{ROLLOUT}.engine_kwargs.vllm.worker_extension_cls"
-MODULE = f"{ROLLOUT}.checkpoint_engine.custom_backend_module"
 
 
-def written(
-    folder: Path, key: str, value: object, *defaults: object, verls: str = f"{VERL}/trainer/config"
-) -> Path:
+def written(folder: Path, key: str, value: object, *defaults: object) -> Path:
     """The path of `mine.yaml`, without its suffix: verl's configuration with one key of its own."""
     content: object = value
     for name in reversed(key.split(".")):
         content = {name: content}
     assert isinstance(content, dict)
     text = {
-        "hydra": {"searchpath": [f"file://{verls}"]},
+        "hydra": {"searchpath": [f"file://{VERL}/trainer/config"]},
         "defaults": ["ppo_trainer", *defaults, "_self_"],
         **content,
     }
@@ -35,9 +31,12 @@ def written(
 
 
 OVERRIDDEN = {
-    "enable": (f"{QAT}.enable", False, "w4a16"),
-    "worker": (WORKER, "a.B", "w4a16"),
-    "strategy in BF16": (f"{ACTOR}.strategy", "fsdp", "off"),
+    "enable": (f"{QAT}.enable", False, "nvfp4", "w4a16"),
+    "the longer line": (f"{QAT}.train", False, "nvfp4@_global_", "w4a16"),
+    "worker": (WORKER, "a.B", "nvfp4", "w4a16"),
+    "strategy in BF16": (f"{ACTOR}.strategy", "fsdp", "nvfp4", "off"),
+    "module": ("actor_rollout_ref.model.external_lib", "my.module", "attention", "sdpa"),
+    "sampler": ("trainer.v1.sampler.custom_sampler.path", "pkg://my.sampler", "sampler", "quick"),
 }
 
 
@@ -46,38 +45,30 @@ OVERRIDDEN = {
     "refused, with `+nvfp4=off` too",
     cases=["w4a16", "off"],
 )
-@pytest.mark.parametrize(("key", "value", "choice"), OVERRIDDEN.values(), ids=OVERRIDDEN)
+@pytest.mark.parametrize(("key", "value", "group", "choice"), OVERRIDDEN.values(), ids=OVERRIDDEN)
 def test_a_key_of_a_file_that_the_line_would_override_is_refused(
-    tmp_path: Path, key: str, value: object, choice: str
+    tmp_path: Path, key: str, value: object, group: str, choice: str
 ) -> None:
+    others, name = COMMAND[1 if "nvfp4" in group else 0 :], group.partition("@")[0]
     with pytest.raises(SystemExit) as ended:
-        started(f"+nvfp4={choice}", *COMMAND[1:], config=written(tmp_path, key, value))
+        started(f"+{group}={choice}", *others, config=written(tmp_path, key, value))
     said = str(value).lower() if isinstance(value, bool) else value
     assert ended.value.code == (
-        f"error: {key}: {said} in mine.yaml, but +nvfp4={choice} comes after it; "
-        f"put {{nvfp4: {choice}}} before _self_ in its defaults instead"
+        f"error: {key}: {said} in mine.yaml, but +{name}={choice} comes after it; "
+        f"put {{{name}: {choice}}} before _self_ in its defaults instead"
     )
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "group"),
-    [
-        ("actor_rollout_ref.model.external_lib", "my.module", "attention=sdpa"),
-        ("trainer.v1.sampler.custom_sampler.path", "pkg://my.sampler", "sampler=quick"),
-    ],
+    ("defaults", "command", "trains"),
+    [([{"nvfp4": "w4a16"}], COMMAND[1:], False), ([], [*COMMAND, f"{QAT}.train=true"], True)],
+    ids=["after the group in its defaults", "before the command"],
 )
-def test_other_groups_override_no_file_either(
-    tmp_path: Path, key: str, value: str, group: str
+def test_a_key_of_a_file_counts_by_its_place(
+    tmp_path: Path, defaults: list[object], command: list[str], trains: bool
 ) -> None:
-    message = rf"{re.escape(key)}: .* in mine\.yaml, but \+{group} comes after it"
-    with pytest.raises(SystemExit, match=message):
-        started(*COMMAND, f"+{group}", config=written(tmp_path, key, value))
-
-
-def test_a_key_of_a_file_counts_after_the_group_in_its_defaults(tmp_path: Path) -> None:
-    mine = written(tmp_path, f"{QAT}.train", False, {"nvfp4": "w4a16"})
-    content = started(*COMMAND[1:], config=mine)
-    assert content.actor_rollout_ref.actor.fsdp_config.qat.train is False
+    content = started(*command, config=written(tmp_path, f"{QAT}.train", False, *defaults))
+    assert content.actor_rollout_ref.actor.fsdp_config.qat.train is trains
 
 
 @pytest.mark.parametrize("strategy", ["fsdp2", "???"], ids=["as the group", "left open"])
@@ -114,18 +105,6 @@ def test_a_key_of_a_groups_file_belongs_in_the_command(tmp_path: Path) -> None:
     )
     content = started(*command, f"{key}=amax", config=config)
     assert content.actor_rollout_ref.actor.fsdp_config.qat.scale_policy == "amax"
-
-
-def test_the_command_comes_after_file_and_group(tmp_path: Path) -> None:
-    mine = written(tmp_path, f"{QAT}.train", False)
-    content = started(*COMMAND, f"{QAT}.train=true", config=mine)
-    assert content.actor_rollout_ref.actor.fsdp_config.qat.train is True
-
-
-def test_the_longer_line_is_refused_likewise(tmp_path: Path) -> None:
-    mine = written(tmp_path, f"{QAT}.train", False)
-    with pytest.raises(SystemExit, match=r"qat\.train: false in mine\.yaml, but \+nvfp4=w4a16"):
-        started("+nvfp4@_global_=w4a16", *COMMAND[1:], config=mine)
 
 
 def test_of_two_choices_none_wins() -> None:

@@ -1,13 +1,9 @@
 """verl's programs and `qat-core verl-check`: what would run, or all that is refused, before Ray."""
 
-import json
 import os
-import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +11,7 @@ from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES
 from experiments.verl.command import build_command, build_configuration, run_paths, to_yaml
 from tests.verl_configurations import ROLLOUT
+from tests.workflow.programs import Done, run
 
 pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
@@ -41,20 +38,18 @@ def code(*words: str) -> int:
     return 0
 
 
+NVFP4 = "qat_core: rollouts in NVFP4 (w4a16), trained in NVFP4"
 RIGHT = {
-    "a whole command": ([*PPO, *COMMAND], "qat_core: rollouts in NVFP4 (w4a16), trained in NVFP4"),
-    "arguments alone": (COMMAND, "qat_core: rollouts in NVFP4 (w4a16), trained in NVFP4"),
-    "BF16 through this project": (
-        [*PPO, "+nvfp4=off", *BF16],
-        "qat_core: BF16 in training and rollouts",
-    ),
+    "a whole command": ([*PPO, *COMMAND], NVFP4),
+    "arguments alone": (COMMAND, NVFP4),
+    "BF16 through it": ([*PPO, "+nvfp4=off", *BF16], "qat_core: BF16 in training and rollouts"),
     "BF16 without it": ([*PPO, *BF16], "qat_core: takes no part"),
     "another program of verl's": (
         [
             *("python", "-m", "verl.experimental.one_step_off_policy.main_ppo", *COMMAND),
             "hydra.searchpath=[pkg://verl.trainer.config]",
         ],
-        "qat_core: rollouts in NVFP4 (w4a16), trained in NVFP4",
+        NVFP4,
     ),
 }
 
@@ -102,63 +97,33 @@ def test_all_that_is_refused_is_listed_with_code_2(
     assert all(it.endswith(subject) for it, subject in zip(found, subjects, strict=True))
 
 
-# Each line of stdin, a JSON list of arguments, is a call of verl's program; its exit code is shown.
-# Importing verl takes seconds: calls are forked from a process that has done so.
+# with Ray replaced by a print, so that what it would start with is seen
 MAIN = """
-import json, os, sys
-import verl.trainer.main_ppo as m
+import sys, verl.trainer.main_ppo as m
 m.run_ppo = lambda c, **_: print('RAY', c.actor_rollout_ref.rollout.engine_kwargs)
 m.validate_config = lambda **_: None
-for line in sys.stdin:
-    if child := os.fork():
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-        continue
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    sys.argv[1:] = json.loads(line)
-    sys.exit(m.main())
+sys.exit(m.main())
 """
 
 
-@pytest.fixture(scope="module")
-def run_main(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """verl's own program with Ray replaced by a print, so that what it would start with is seen."""
-    folder = tmp_path_factory.mktemp("main")
-    (folder / "main.py").write_text(MAIN)
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
-    command = [sys.executable, str(folder / "main.py")]
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as program:
-
-        def run(*overrides: str) -> subprocess.CompletedProcess[str]:
-            arguments = ["trainer.device=cpu", *overrides]
-            print(json.dumps(arguments), file=program.stdin, flush=True)
-            code = int(program.stdout.readline())
-            said = [(folder / name).read_text() for name in ("stdout", "stderr")]
-            return subprocess.CompletedProcess(arguments, code, *said)
-
-        yield run
+def run_main(folder: Path, *overrides: str) -> Done:
+    """verl's own program."""
+    return run([sys.executable, "-c", MAIN, "trainer.device=cpu", *overrides], cwd=folder)
 
 
-def test_verls_program_reads_the_file_of_a_run(run_main: Any, tmp_path: Path) -> None:
+def test_verls_program_reads_the_file_of_a_run(tmp_path: Path) -> None:
     """As the harness starts it: all settings, and the groups, in a primary configuration."""
     study = load_study(STUDIES / "verl_nano.yaml")
     run = study.find_run("nano-moe-verl_nvfp4-qat_seed0")
     paths = run_paths(study, run, ROOT, tmp_path, tmp_path)
     (tmp_path / "verl.yaml").write_text(to_yaml(build_configuration(study, run, paths)))
-    done = run_main(*build_command(study, run, paths).arguments[3:])
+    done = run_main(tmp_path, *build_command(study, run, paths).arguments[3:])
     assert done.returncode == 0, done.stderr
     assert "nvfp4-pack-quantized" in done.stdout and "268435456" in done.stdout
 
 
-def test_verls_program_ends_with_one_line_before_ray_starts(run_main: Any) -> None:
-    done = run_main("+nvfp4=w4a16", f"{ROLLOUT}.name=sglang")
+def test_verls_program_ends_with_one_line_before_ray_starts(tmp_path: Path) -> None:
+    done = run_main(tmp_path, "+nvfp4=w4a16", f"{ROLLOUT}.name=sglang")
     assert done.returncode == 1 and "RAY" not in done.stdout
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert line == f"error: {ROLLOUT}.name: sglang: only vLLM's workers take these syncs; use vllm"
@@ -188,16 +153,11 @@ def site(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def composed_at(site: Path, plugins: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join([str(site), str(ROOT)])
-    environment = os.environ | {"PYTHONPATH": paths, "VERL_USE_EXTERNAL_PLUGINS": plugins}
-    command = [sys.executable, "-c", COMPOSE]
-    return subprocess.run(command, env=environment, cwd=site, capture_output=True, text=True)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(("plugins", "is_found"), [("auto", True), ("none", False)])
 def test_verls_entry_point_brings_the_groups_back(site: Path, plugins: str, is_found: bool) -> None:
-    done = composed_at(site, plugins)
+    paths = os.pathsep.join([str(site), str(ROOT)])
+    variables = {"PYTHONPATH": paths, "VERL_USE_EXTERNAL_PLUGINS": plugins}
+    done = run([sys.executable, "-c", COMPOSE], cwd=site, **variables)
     assert (done.stdout.strip().endswith("composed pow2")) == is_found, done.stderr
     assert is_found or "config group 'nvfp4' does not exist" in done.stderr

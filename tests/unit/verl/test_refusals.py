@@ -1,6 +1,7 @@
 """What NVFP4 and this project's syncs cannot do in verl is refused by the key that asks for it."""
 
 from importlib.metadata import PackageNotFoundError
+from typing import Any
 
 import pytest
 
@@ -9,115 +10,118 @@ from tests.verl_configurations import COMMAND, QAT, ROLLOUT, completed, composed
 
 VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
 ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
+BACKEND = f"{ROLLOUT}.checkpoint_engine.backend"
 FSDP1, USE_FSDP2 = f"{ACTOR}.strategy=fsdp", r"actor\.strategy: fsdp: .*; use fsdp2"
-REFUSED = {
-    "fsdp1": (FSDP1, USE_FSDP2),
-    "megatron": ("model_engine=megatron", "McoreActorConfig: .* FSDP actor; use model_engine=dp"),
-    "sglang": (f"{ROLLOUT}.name=sglang", r"rollout\.name: sglang: .*; use vllm"),
-    "trtllm": (f"{ROLLOUT}.name=trtllm", r"rollout\.name: trtllm: .*; use vllm"),
-    "pipeline": (f"{ROLLOUT}.pipeline_model_parallel_size=2", "pipeline_model_parallel_size: 2: "),
-    "data parallel": (f"{ROLLOUT}.data_parallel_size=2", "data_parallel_size: 2: never tried"),
-    "delta": (f"{ROLLOUT}.checkpoint_engine.backend=delta_sharded", "backend: delta_sharded: "),
-    "transport of a CPU": (
-        f"{ROLLOUT}.checkpoint_engine.backend=cpu",
-        r"backend: cpu: for machines without a GPU; use naive, nccl or nixl",
-    ),
-    "lora": (f"{MODEL}.lora_rank=8", r"model\.lora_rank: 8: LoRA is not supported, .*; use 0"),
-    "lora section": (f"{MODEL}.lora={{rank: 8}}", r"model\.lora\.rank: 8: LoRA is not .*; use 0"),
-    "lora merged": (f"{MODEL}.lora={{rank: 8, merge: true}}", r"model\.lora\.rank: 8: LoRA"),
-    "adapter": (f"{MODEL}.lora_adapter_path=a", r"lora_adapter_path: a: LoRA .*; use null"),
-    "drafter": (f"{MODEL}.mtp.enable_rollout=true", "the draft model is not synced"),
-    "drafter of the rollouts": (
-        f"{ROLLOUT}.mtp={{enable: true, enable_rollout: true}}",
-        r"rollout\.mtp\.enable_rollout: True: the draft model is not synced",
-    ),
-    "drafter of vLLM's": (
-        f"+{VLLM}.speculative_config.method=eagle3",
-        "speculative_config: .*: draft models are not synced; remove the key",
-    ),
-    "prefill and decode apart": (
-        f"{ROLLOUT}.disaggregation.enabled=true",
-        r"disaggregation\.enabled: True: .* never tried; use false",
-    ),
-    "worker": (f"{VLLM}.worker_extension_cls=a.B", r"cls: a\.B: .* this project's; remove the key"),
-    "fp8": (f"{ROLLOUT}.quantization=fp8", r"rollout\.quantization: fp8: .*; use null"),
-    "file": (
-        f"{ROLLOUT}.quantization_config_file=a.json",
-        r"quantization_config_file: a\.json: nothing would read it; use null",
-    ),
-    "QAT of the critic": (
-        "critic.fsdp.qat.enable=true",
-        r"critic\.fsdp\.qat\.enable: True: the critic stays in BF16; use false",
-    ),
-    "QAT of the reference": (
-        "actor_rollout_ref.ref.fsdp_config.qat.enable=true",
-        r"ref\.fsdp_config\.qat\.enable: True: the reference stays in BF16; use false",
-    ),
-    "QAT of the rollouts": (
-        f"++{ROLLOUT}.qat={{enable: true}}",
-        r"rollout\.qat\.enable: True: verl would patch vLLM for its own QAT; use null",
-    ),
-    "QAT that verl does not read": (
-        f"{ACTOR}.qat.enable=true",
-        r"actor\.qat\.enable: True: verl does not read it; set .*fsdp_config\.qat\.enable",
-    ),
+OFF_TOO = "refused, with `+nvfp4=off` too"
+Row = tuple[str, str]  # a command, and what becomes of it
+Case = tuple[str, str]  # an override, and what is said of it
+
+
+def proven(rows: dict[Row | None, dict[str, Case]], *choices: str) -> list[Any]:
+    """Cases that prove a row of docs/verl.md, each with these values of `choice`."""
+    return [
+        pytest.param(
+            *case, id=name, marks=pytest.mark.verl_table(*row, cases=choices) if row else ()
+        )
+        for row, cases in rows.items()
+        for name, case in cases.items()
+    ]
+
+
+REFUSED: dict[Row | None, dict[str, Case]] = {
+    ("`actor.strategy=fsdp`, `model_engine=megatron`", OFF_TOO): {
+        "fsdp1": (FSDP1, USE_FSDP2),
+        "megatron": (
+            "model_engine=megatron",
+            "McoreActorConfig: .* FSDP actor; use model_engine=dp",
+        ),
+    },
+    ("`rollout.name=sglang`, `trtllm`", OFF_TOO): {
+        name: (f"{ROLLOUT}.name={name}", rf"rollout\.name: {name}: .*; use vllm")
+        for name in ("sglang", "trtllm")
+    },
+    (
+        "`rollout.pipeline_model_parallel_size`, `rollout.data_parallel_size` other than 1",
+        OFF_TOO,
+    ): {
+        "pipeline": (
+            f"{ROLLOUT}.pipeline_model_parallel_size=2",
+            "pipeline_model_parallel_size: 2: ",
+        ),
+        "data parallel": (f"{ROLLOUT}.data_parallel_size=2", "data_parallel_size: 2: never tried"),
+    },
+    ("`rollout.disaggregation.enabled=true`", OFF_TOO): {
+        "prefill and decode apart": (
+            f"{ROLLOUT}.disaggregation.enabled=true",
+            r"disaggregation\.enabled: True: .* never tried; use false",
+        ),
+    },
+    (
+        "`checkpoint_engine.backend=delta_sharded`",
+        f"{OFF_TOO}: vLLM keeps weights in a layout into which no difference fits",
+    ): {"delta": (f"{BACKEND}=delta_sharded", "backend: delta_sharded: ")},
+    ("`checkpoint_engine.backend=cpu` without `+platform=cpu`", OFF_TOO): {
+        "transport of a CPU": (
+            f"{BACKEND}=cpu",
+            r"backend: cpu: for machines without a GPU; use naive, nccl or nixl",
+        ),
+    },
+    ("LoRA, also with `merge=True`", OFF_TOO): {
+        "lora": (f"{MODEL}.lora_rank=8", r"model\.lora_rank: 8: LoRA is not supported, .*; use 0"),
+        "lora section": (f"{MODEL}.lora={{rank: 8}}", r"model\.lora\.rank: 8: LoRA is .*; use 0"),
+        "lora merged": (f"{MODEL}.lora={{rank: 8, merge: true}}", r"model\.lora\.rank: 8: LoRA"),
+        "adapter": (f"{MODEL}.lora_adapter_path=a", r"lora_adapter_path: a: LoRA .*; use null"),
+    },
+    (
+        "MTP drafter in rollouts, `speculative_config` in `engine_kwargs.vllm`",
+        f"{OFF_TOO}: it would never be synced",
+    ): {
+        "drafter": (f"{MODEL}.mtp.enable_rollout=true", "the draft model is not synced"),
+        "drafter of the rollouts": (
+            f"{ROLLOUT}.mtp={{enable: true, enable_rollout: true}}",
+            r"rollout\.mtp\.enable_rollout: True: the draft model is not synced",
+        ),
+        "drafter of vLLM's": (
+            f"+{VLLM}.speculative_config.method=eagle3",
+            "speculative_config: .*: draft models are not synced; remove the key",
+        ),
+    },
+    ("`rollout.quantization`, `rollout.quantization_config_file`", OFF_TOO): {
+        "fp8": (f"{ROLLOUT}.quantization=fp8", r"rollout\.quantization: fp8: .*; use null"),
+        "file": (
+            f"{ROLLOUT}.quantization_config_file=a.json",
+            r"quantization_config_file: a\.json: nothing would read it; use null",
+        ),
+    },
+    ("`critic.fsdp.qat.enable=true`, `ref.fsdp_config.qat.enable=true`", OFF_TOO): {
+        "QAT of the critic": (
+            "critic.fsdp.qat.enable=true",
+            r"critic\.fsdp\.qat\.enable: True: the critic stays in BF16; use false",
+        ),
+        "QAT of the reference": (
+            "actor_rollout_ref.ref.fsdp_config.qat.enable=true",
+            r"ref\.fsdp_config\.qat\.enable: True: the reference stays in BF16; use false",
+        ),
+    },
+    None: {
+        "QAT of the rollouts": (
+            f"++{ROLLOUT}.qat={{enable: true}}",
+            r"rollout\.qat\.enable: True: verl would patch vLLM for its own QAT; use null",
+        ),
+        "QAT that verl does not read": (
+            f"{ACTOR}.qat.enable=true",
+            r"actor\.qat\.enable: True: verl does not read it; set .*fsdp_config\.qat\.enable",
+        ),
+        "worker": (f"{VLLM}.worker_extension_cls=a.B", r"cls: a\.B: .*'s; remove the key"),
+        "argument of vLLM's": (f"+{VLLM}.enable_eplb=true", "never tried with these syncs"),
+        "text": (f"+{VLLM}.hf_overrides='{{}}'", r"a text; give a section, such as \{max_position"),
+    },
 }
 
 
-@pytest.mark.verl_table(
-    "`actor.strategy=fsdp`, `model_engine=megatron`",
-    "refused, with `+nvfp4=off` too",
-    cases=["fsdp1", "megatron", "w4a16", "off"],
-)
-@pytest.mark.verl_table(
-    "`rollout.name=sglang`, `trtllm`",
-    "refused, with `+nvfp4=off` too",
-    cases=["sglang", "trtllm", "w4a16", "off"],
-)
-@pytest.mark.verl_table(
-    "`rollout.pipeline_model_parallel_size`, `rollout.data_parallel_size` other than 1",
-    "refused, with `+nvfp4=off` too",
-    cases=["pipeline", "data parallel", "w4a16", "off"],
-)
-@pytest.mark.verl_table(
-    "`rollout.disaggregation.enabled=true`",
-    "refused, with `+nvfp4=off` too",
-    cases=["prefill and decode apart", "w4a16", "off"],
-)
-@pytest.mark.verl_table(
-    "`checkpoint_engine.backend=delta_sharded`",
-    "refused, with `+nvfp4=off` too: vLLM keeps weights in a layout into which no difference fits",
-    cases=["delta", "w4a16", "off"],
-)
-@pytest.mark.verl_table(
-    "`checkpoint_engine.backend=cpu` without `+platform=cpu`",
-    "refused, with `+nvfp4=off` too",
-    cases=["transport of a CPU", "w4a16", "off"],
-)
-@pytest.mark.verl_table(
-    "LoRA, also with `merge=True`",
-    "refused, with `+nvfp4=off` too",
-    cases=["lora", "lora section", "lora merged", "adapter", "w4a16", "off"],
-)
-@pytest.mark.verl_table(
-    "MTP drafter in rollouts, `speculative_config` in `engine_kwargs.vllm`",
-    "refused, with `+nvfp4=off` too: it would never be synced",
-    cases=["drafter", "drafter of the rollouts", "drafter of vLLM's", "w4a16", "off"],
-)
-@pytest.mark.verl_table(
-    "`rollout.quantization`, `rollout.quantization_config_file`",
-    "refused, with `+nvfp4=off` too",
-    cases=["fp8", "file", "w4a16", "off"],
-)
-@pytest.mark.verl_table(
-    "`critic.fsdp.qat.enable=true`, `ref.fsdp_config.qat.enable=true`",
-    "refused, with `+nvfp4=off` too",
-    cases=["QAT of the critic", "QAT of the reference", "w4a16", "off"],
-)
 @pytest.mark.parametrize("choice", ["w4a16", "off"])
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_syncs_cannot_do_is_refused_by_name(case: str, choice: str) -> None:
-    override, message = REFUSED[case]
+@pytest.mark.parametrize(("override", "message"), proven(REFUSED, "w4a16", "off"))
+def test_what_syncs_cannot_do_is_refused_by_name(override: str, message: str, choice: str) -> None:
     with pytest.raises(ValueError, match=message):
         complete(composed(f"+nvfp4={choice}", *COMMAND[1:], override))
 
@@ -129,92 +133,86 @@ def test_it_is_refused_beside_the_switches_of_nvfp4(switch: str) -> None:
 
 
 def test_the_transport_of_a_cpu_is_taken_on_one() -> None:
-    backend = f"{ROLLOUT}.checkpoint_engine.backend=cpu"
-    complete(composed(*COMMAND, "trainer.device=cpu", backend))
+    complete(composed(*COMMAND, "trainer.device=cpu", f"{BACKEND}=cpu"))
 
 
 FSDP = "actor_rollout_ref.actor.fsdp_config"
 SECTION = r"leave the section and its _target_ to verl and \+nvfp4=w4a16"
-BEYOND_NVFP4 = {
-    "cast": (
-        f"{ROLLOUT}.checkpoint_engine.backend=mooncake",
-        r"checkpoint_engine\.backend: mooncake: it casts .* to BF16",
-    ),
-    "cast by parts": (
-        f"{ROLLOUT}.checkpoint_engine.backend=kimi_ckpt_engine",
-        r"checkpoint_engine\.backend: kimi_ckpt_engine: it casts .* to BF16",
-    ),
-    "dtype": (f"{ROLLOUT}.dtype=float16", r"rollout\.dtype: float16: .*use bfloat16"),
-    "dtype of more bits": (f"{ROLLOUT}.dtype=float32", r"rollout\.dtype: float32: .*use bfloat16"),
-    "trained in fp16": (
-        f"+{FSDP}.mixed_precision={{param_dtype: fp16}}",
-        r"mixed_precision\.param_dtype: fp16: .* in BF16; use bf16",
-    ),
-    "trained in fp32": (
-        f"+{FSDP}.mixed_precision={{param_dtype: fp32}}",
-        r"mixed_precision\.param_dtype: fp32: .* in BF16; use bf16",
-    ),
-    "weights in fp16": (
-        f"{FSDP}.model_dtype=fp16",
-        r"model_dtype: fp16: NVFP4 is rounded from FP32 or BF16 weights; use fp32",
-    ),
-    "verl's own section": (
-        f"{QAT}._target_=verl.workers.config.QATEngineConfig",
-        r"qat\.scale_policy: pow2: not with verl's own _target_, .*; use .* its _target_",
-    ),
-    "another section": (f"{QAT}._target_=a.B", rf"qat\._target_: a\.B: {SECTION}"),
-    "no section": (f"{QAT}=null", rf"qat\._target_: None: {SECTION}"),
-    "load": (f"{ROLLOUT}.load_format=auto", r"load_format: auto: .*use dummy"),
-    "w4a4": (f"{QAT}.mode=w4a4", r"qat\.mode: w4a4: 4-bit activations are not supported"),
-    "group": (f"{QAT}.group_size=32", r"qat\.group_size: 32: NVFP4 has blocks of 16"),
-    "another quantization of vLLM's": (
-        f"+{VLLM}.quantization=fp8",
-        r"engine_kwargs\.vllm\.quantization: fp8: NVFP4 is the quantization; remove the key",
-    ),
-    "another quantization_config": (
-        f"+{VLLM}.hf_overrides.quantization_config.quant_method=fp8",
-        r"hf_overrides\.quantization_config: follows from .*qat; remove the key",
-    ),
-    "scale": (
-        f"{QAT}.scale_policy=max",
-        r"qat\.scale_policy: max: Input should be .pow2. or .amax.",
-    ),
-    **{
-        f"patterns: {value}": (
-            f"{QAT}.ignore_patterns={value}",
-            r"qat\.ignore_patterns: .*: give a list, such as \[lm_head\]",
-        )
-        for value in ("self_attn", 5)
+QUANTIZATION = (
+    "`quantization`, `hf_overrides.quantization_config` in `engine_kwargs.vllm`",
+    OFF_TOO,
+)
+BEYOND_NVFP4: dict[Row | None, dict[str, Case]] = {
+    (
+        "`checkpoint_engine.backend=mooncake`, `kimi_ckpt_engine`",
+        "refused: they cast packed bytes to BF16",
+    ): {
+        name: (f"{BACKEND}={name}", rf"backend: {name}: it casts .* to BF16")
+        for name in ("mooncake", "kimi_ckpt_engine")
     },
-    "pattern": (f"{QAT}.ignore_patterns=['re:(']", "regular expression"),
-    "path": (
-        f"{QAT}.quantization_config_path=5",
-        r"qat\.quantization_config_path: 5: give a path, or null",
-    ),
+    ("`rollout.dtype` other than `bfloat16`", "refused"): {
+        dtype: (f"{ROLLOUT}.dtype={dtype}", rf"rollout\.dtype: {dtype}: .*use bfloat16")
+        for dtype in ("float16", "float32")
+    },
+    (
+        "`fsdp_config.mixed_precision.param_dtype` of FP16 or FP32, `fsdp_config.model_dtype` of "
+        "FP16",
+        "refused",
+    ): {
+        **{
+            f"trained in {dtype}": (
+                f"+{FSDP}.mixed_precision={{param_dtype: {dtype}}}",
+                rf"mixed_precision\.param_dtype: {dtype}: .* in BF16; use bf16",
+            )
+            for dtype in ("fp16", "fp32")
+        },
+        "weights in fp16": (
+            f"{FSDP}.model_dtype=fp16",
+            r"model_dtype: fp16: NVFP4 is rounded from FP32 or BF16 weights; use fp32",
+        ),
+    },
+    QUANTIZATION: {
+        "another quantization of vLLM's": (
+            f"+{VLLM}.quantization=fp8",
+            r"engine_kwargs\.vllm\.quantization: fp8: NVFP4 is the quantization; remove the key",
+        ),
+        "another quantization_config": (
+            f"+{VLLM}.hf_overrides.quantization_config.quant_method=fp8",
+            r"hf_overrides\.quantization_config: follows from .*qat; remove the key",
+        ),
+    },
+    None: {
+        "verl's own section": (
+            f"{QAT}._target_=verl.workers.config.QATEngineConfig",
+            r"qat\.scale_policy: pow2: not with verl's own _target_, .*; use .* its _target_",
+        ),
+        "another section": (f"{QAT}._target_=a.B", rf"qat\._target_: a\.B: {SECTION}"),
+        "no section": (f"{QAT}=null", rf"qat\._target_: None: {SECTION}"),
+        "load": (f"{ROLLOUT}.load_format=auto", r"load_format: auto: .*use dummy"),
+        "w4a4": (f"{QAT}.mode=w4a4", r"qat\.mode: w4a4: 4-bit activations are not supported"),
+        "group": (f"{QAT}.group_size=32", r"qat\.group_size: 32: NVFP4 has blocks of 16"),
+        "scale": (
+            f"{QAT}.scale_policy=max",
+            r"qat\.scale_policy: max: Input should be .pow2. or .amax.",
+        ),
+        **{
+            f"patterns: {value}": (
+                f"{QAT}.ignore_patterns={value}",
+                r"qat\.ignore_patterns: .*: give a list, such as \[lm_head\]",
+            )
+            for value in ("self_attn", 5)
+        },
+        "pattern": (f"{QAT}.ignore_patterns=['re:(']", "regular expression"),
+        "path": (
+            f"{QAT}.quantization_config_path=5",
+            r"qat\.quantization_config_path: 5: give a path, or null",
+        ),
+    },
 }
 
 
-@pytest.mark.verl_table(
-    "`fsdp_config.mixed_precision.param_dtype` of FP16 or FP32, `fsdp_config.model_dtype` of FP16",
-    "refused",
-    cases=["trained in fp16", "trained in fp32", "weights in fp16"],
-)
-@pytest.mark.verl_table(
-    "`rollout.dtype` other than `bfloat16`", "refused", cases=["dtype", "dtype of more bits"]
-)
-@pytest.mark.verl_table(
-    "`checkpoint_engine.backend=mooncake`, `kimi_ckpt_engine`",
-    "refused: they cast packed bytes to BF16",
-    cases=["cast", "cast by parts"],
-)
-@pytest.mark.verl_table(
-    "`quantization`, `hf_overrides.quantization_config` in `engine_kwargs.vllm`",
-    "refused, with `+nvfp4=off` too",
-    cases=["another quantization of vLLM's", "another quantization_config"],
-)
-@pytest.mark.parametrize("case", BEYOND_NVFP4)
-def test_what_nvfp4_cannot_do_is_refused_by_name(case: str) -> None:
-    override, message = BEYOND_NVFP4[case]
+@pytest.mark.parametrize(("override", "message"), proven(BEYOND_NVFP4))
+def test_what_nvfp4_cannot_do_is_refused_by_name(override: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         completed(override)
 
@@ -251,28 +249,27 @@ def test_another_version_is_named(
 
 
 BF16 = {"off": ["+nvfp4=off"], "enable: false": ["+nvfp4=w4a16", f"{QAT}.enable=false"]}
-BESIDE_BF16 = {
-    "fp8 of vLLM's": (f"+{VLLM}.quantization=fp8", r"vllm\.quantization: fp8: syncs bring BF16"),
-    "NVFP4 of vLLM's": (
-        f"+{VLLM}.quantization=compressed-tensors",
-        r"vllm\.quantization: compressed-tensors: syncs bring BF16; .* use \+nvfp4=w4a16 for NVFP4",
-    ),
-    "quantization_config": (
-        f"+{VLLM}.hf_overrides.quantization_config.quant_method=fp8",
-        r"hf_overrides\.quantization_config: .*: syncs bring BF16",
-    ),
+BESIDE_BF16: dict[Row | None, dict[str, Case]] = {
+    QUANTIZATION: {
+        "fp8 of vLLM's": (
+            f"+{VLLM}.quantization=fp8",
+            r"vllm\.quantization: fp8: syncs bring BF16",
+        ),
+        "NVFP4 of vLLM's": (
+            f"+{VLLM}.quantization=compressed-tensors",
+            r"compressed-tensors: syncs bring BF16; .* use \+nvfp4=w4a16 for NVFP4",
+        ),
+        "quantization_config": (
+            f"+{VLLM}.hf_overrides.quantization_config.quant_method=fp8",
+            r"hf_overrides\.quantization_config: .*: syncs bring BF16",
+        ),
+    },
 }
 
 
-@pytest.mark.verl_table(
-    "`quantization`, `hf_overrides.quantization_config` in `engine_kwargs.vllm`",
-    "refused, with `+nvfp4=off` too",
-    cases=["off", "fp8 of vLLM's", "quantization_config"],
-)
 @pytest.mark.parametrize("choice", BF16)
-@pytest.mark.parametrize("case", BESIDE_BF16)
-def test_it_is_refused_beside_bf16_rollouts(choice: str, case: str) -> None:
-    override, message = BESIDE_BF16[case]
+@pytest.mark.parametrize(("override", "message"), proven(BESIDE_BF16, "off"))
+def test_it_is_refused_beside_bf16_rollouts(choice: str, override: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         complete(composed(*BF16[choice], *COMMAND[1:], override))
 
@@ -293,10 +290,9 @@ def test_off_has_none_of_the_keys_of_w4a16(override: str) -> None:
 
 def test_what_off_lets_through_is_no_matter_of_syncs() -> None:
     """The page lists these."""
-    backend, parameters = f"{ROLLOUT}.checkpoint_engine.backend", "{param_dtype: fp16}"
     content = composed(
         *("+nvfp4=off", *COMMAND[1:], f"{ROLLOUT}.load_format=auto", f"{ROLLOUT}.dtype=float16"),
-        *(f"{backend}=mooncake", f"{QAT}.mode=w4a4"),
-        f"+actor_rollout_ref.actor.fsdp_config.mixed_precision={parameters}",
+        *(f"{BACKEND}=mooncake", f"{QAT}.mode=w4a4"),
+        f"+{FSDP}.mixed_precision={{param_dtype: fp16}}",
     )
     complete(content)

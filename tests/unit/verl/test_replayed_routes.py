@@ -31,40 +31,34 @@ def test_routing_replay_is_one_more_word(nvfp4: str) -> None:
 ACTOR = "actor_rollout_ref.actor"
 OTHER_ROUTES = "old log-probs could be of other routes than the update's"
 RETURNED, MODE = f"{ROLLOUT}.enable_rollout_routing_replay", "fsdp_config.router_replay.mode"
-REFUSED: dict[str, tuple[list[str], str]] = {
-    "without rollouts": ([f"{RETURNED}=false"], "return their routes; use true"),
-    "R2": ([f"actor_rollout_ref.actor.{MODE}=R2"], "mode: R2: FSDP2 replays the rollouts' routes"),
-    "fsdp1": (
-        ["actor_rollout_ref.actor.strategy=fsdp"],
-        "strategy: fsdp: syncs come from FSDP2; use fsdp2",
-    ),
-    "sequence parallel engine": (
-        [f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2"],
-        r"fsdp_config\.ulysses_sequence_parallel_size: 2: routes are not split among ranks; use 1",
-    ),
-    "sequence parallel": (
-        [f"{ACTOR}.ulysses_sequence_parallel_size=2"],
-        r"actor\.ulysses_sequence_parallel_size: 2: routes are not split among ranks; use 1",
-    ),
+REFUSED = {
+    "without rollouts": (f"{RETURNED}=false", "return their routes; use true"),
+    "R2": (f"{ACTOR}.{MODE}=R2", "mode: R2: FSDP2 replays the rollouts' routes"),
+    **{
+        f"sequence parallel {section}": (
+            f"{ACTOR}.{section}ulysses_sequence_parallel_size=2",
+            rf"{section}ulysses_sequence_parallel_size: 2: routes are not split among ranks; use 1",
+        )
+        for section in ("fsdp_config.", "")
+    },
     "tools": (
-        [f"{ROLLOUT}.agent.default_agent_loop=tool_agent"],
+        f"{ROLLOUT}.agent.default_agent_loop=tool_agent",
         r"default_agent_loop: tool_agent: what .* did not sample has no routes; use single_turn_ag",
     ),
-    "trainer apart": (
-        ["trainer.v1.trainer_mode=separate_async"],
-        rf"trainer\.v1\.trainer_mode: separate_async: {OTHER_ROUTES}; use sync",
-    ),
-    "rollouts ahead": (
-        ["trainer.v1.trainer_mode=colocate_async"],
-        rf"trainer\.v1\.trainer_mode: colocate_async: {OTHER_ROUTES}; use sync",
-    ),
-    "several turns": ([f"{ROLLOUT}.multi_turn.enable=true"], "did not sample has no routes"),
+    **{
+        mode: (
+            f"trainer.v1.trainer_mode={mode}",
+            rf"trainer\.v1\.trainer_mode: {mode}: {OTHER_ROUTES}; use sync",
+        )
+        for mode in ("separate_async", "colocate_async")
+    },
+    "several turns": (f"{ROLLOUT}.multi_turn.enable=true", "did not sample has no routes"),
 }
 
 
-@pytest.mark.parametrize(("overrides", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_has_no_routes_is_refused(overrides: list[str], message: str) -> None:
-    content = composed("+nvfp4=off", "+routing_replay=r3", *COMMAND[1:], *overrides)
+@pytest.mark.parametrize(("override", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_has_no_routes_is_refused(override: str, message: str) -> None:
+    content = composed("+nvfp4=off", "+routing_replay=r3", *COMMAND[1:], override)
     with pytest.raises(ValueError, match=message):
         complete(content)
 
@@ -100,8 +94,9 @@ def test_routes_are_not_returned_in_vain() -> None:
     completed(f"{RETURNED}=true", f"{ROLLOUT}.moe_load_balance_metrics_interval=1")
 
 
-def test_routing_replay_alone_is_refused() -> None:
-    content = composed("+routing_replay=r3", *COMMAND[1:])
+@pytest.mark.parametrize("group", ["+routing_replay=r3", "+exact=on"])
+def test_a_group_alone_is_refused(group: str) -> None:
+    content = composed(group, *COMMAND[1:])
     with pytest.raises(ValueError, match=r"give \+nvfp4=w4a16 too, or \+nvfp4=off"):
         complete(content)
 
@@ -226,11 +221,6 @@ def test_variables_that_would_change_it_are_refused(
         complete(composed(*EXACT[not exact :], "+nvfp4=w4a16"))
 
 
-def test_exact_alone_names_what_is_missing() -> None:
-    with pytest.raises(ValueError, match=r"\+nvfp4=w4a16"):
-        complete(composed(*EXACT))
-
-
 def _data(theirs: list[list[float]]) -> Any:
     batch = {
         "old_log_probs": torch.tensor([[-1.0, -2.0], [-3.0, -4.0]]),
@@ -241,15 +231,10 @@ def _data(theirs: list[list[float]]) -> Any:
     return SimpleNamespace(batch=batch)
 
 
-def test_equal_log_probs_count_zero_and_padding_does_not_count() -> None:
+def test_a_log_prob_with_other_bits_ends_the_run_with_its_place_but_not_in_padding() -> None:
     from qat_core.verl.exact_count import with_count
 
     assert with_count(_data([[-1.0, -2.0], [-3.0, 9.0]]))[COUNT] == 0
-
-
-def test_a_log_prob_with_other_bits_ends_the_run_with_its_place() -> None:
-    from qat_core.verl.exact_count import with_count
-
     one_bit_off = float(torch.nextafter(torch.tensor(-2.0), torch.tensor(0.0)))
     with pytest.raises(ValueError, match="1 of 3 log-probs differ, first of response 0 at token 1"):
         with_count(_data([[-1.0, one_bit_off], [-3.0, 9.0]]))

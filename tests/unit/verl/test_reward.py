@@ -1,7 +1,5 @@
 """Rewards: known answers, many threads, endless answers, equal ones however they are written."""
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -29,6 +27,7 @@ from tests.unit.analysis.synthetic_results import shortened, write_results
 
 # 10 billion digits, in one operation that no signal handler interrupts
 ENDLESS = r"Answer: $10^{10^{10}}$"
+RIGHT = {"score": 1.0, "acc": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +53,7 @@ ENDLESS = r"Answer: $10^{10^{10}}$"
 )
 def test_mathematics_scores_one_or_minus_one(response: str, right: bool) -> None:
     scored = compute_score("aime-2024", response, "34", {"index": 0}, reward_router_address=None)
-    assert scored == ({"score": 1.0, "acc": 1.0} if right else {"score": -1.0, "acc": 0.0})
+    assert scored == (RIGHT if right else {"score": -1.0, "acc": 0.0})
 
 
 @pytest.mark.parametrize("name", ["chain-sum", "word-problem"])
@@ -63,10 +62,8 @@ def test_generated_tasks_score_as_in_the_local_trainer(name: str) -> None:
     for problem in make_problems(task, "train"):
         for response in (problem.worked, problem.direct, problem.direct + "1", ""):
             expected = score(task, response, problem.answer)
-            assert compute_score(name, response, problem.answer) == {
-                "score": expected,
-                "acc": expected,
-            }
+            found = compute_score(name, response, problem.answer)
+            assert found == {"score": expected, "acc": expected}
 
 
 def test_threads_get_their_own_verdicts_and_an_endless_answer_ends() -> None:
@@ -90,10 +87,8 @@ def test_verifier_that_cannot_run_is_an_error_and_no_wrong_answer(tmp_path, monk
 def test_a_verifier_killed_while_idle_is_started_again() -> None:
     verifier = math_verifier.MathVerifier()
     assert verifier.is_right(r"\boxed{34}", "34")
-    killed = psutil.Process(verifier._child.pid)
-    killed.kill()
-    while killed.is_running() and killed.status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.01)
+    verifier._child.kill()
+    verifier._child.wait()
     assert verifier.is_right(r"\boxed{34}", "34")
 
 
@@ -104,23 +99,19 @@ def is_running(process_id: int) -> bool:
         return False
 
 
+PARENT = r"""
+from experiments.verl.math_verifier import MathVerifier
+verifier = MathVerifier()
+print(verifier.is_right(r"\boxed{1}", "1"), verifier._child.pid, flush=True)
+input()
+"""
+
+
 def test_child_ends_with_a_killed_parent() -> None:
-    parent = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import os; from experiments.verl.math_verifier import MathVerifier\n"
-            "verifier = MathVerifier()\n"
-            "print(verifier.is_right(r'\\boxed{1}', '1'), verifier._child.pid, flush=True)\n"
-            "input()",
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=math_verifier.ROOT,
-    )
+    command, pipe = [sys.executable, "-c", PARENT], subprocess.PIPE
+    parent = subprocess.Popen(command, cwd=math_verifier.ROOT, stdin=pipe, stdout=pipe, text=True)
     verdict, child = parent.stdout.readline().split()
-    os.kill(parent.pid, signal.SIGKILL)
+    parent.kill()
     parent.communicate()
     assert verdict == "True"
     deadline = time.monotonic() + 10
@@ -132,10 +123,7 @@ def test_child_ends_with_a_killed_parent() -> None:
 def test_verl_loads_the_function_from_its_file() -> None:
     imports = pytest.importorskip("verl.utils.import_utils", reason="needs verl")
     loaded = imports.load_extern_object(module_path=reward.__file__, object_name="compute_score")
-    assert loaded(data_source="math_dapo", solution_str="Answer: 1", ground_truth="1") == {
-        "score": 1.0,
-        "acc": 1.0,
-    }
+    assert loaded(data_source="math_dapo", solution_str="Answer: 1", ground_truth="1") == RIGHT
 
 
 @pytest.mark.parametrize(
@@ -186,7 +174,7 @@ def test_the_page_has_the_table_of_the_tests() -> None:
 
 
 def test_an_end_of_turn_costs_no_reward_of_a_generated_task() -> None:
-    assert compute_score("chain-sum", "1+2=3>3<|im_end|>", "3") == {"score": 1.0, "acc": 1.0}
+    assert compute_score("chain-sum", "1+2=3>3<|im_end|>", "3") == RIGHT
 
 
 def test_another_verifier_is_another_experiment_of_mathematics_alone(
@@ -238,4 +226,4 @@ def test_answers_of_a_source_without_a_rule_are_refused(name: str) -> None:
 def test_all_sources_of_a_studys_rows_have_a_rule() -> None:
     names = {file.name for files in HUB_FILES.values() for file in files}
     for name in (*names, "dapo-math", "dapo-math/chain-sum"):
-        assert compute_score(name, "Answer: 34", "34") == {"score": 1.0, "acc": 1.0}
+        assert compute_score(name, "Answer: 34", "34") == RIGHT

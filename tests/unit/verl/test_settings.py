@@ -16,7 +16,7 @@ from experiments.study.load import load_study
 from experiments.study.schema import STUDIES
 from experiments.study.verl_settings import RECIPES, Setting
 from experiments.verl.command import run_paths, run_settings
-from experiments.verl.recipe_rules import HARNESS_RULES, STUDY_RULES
+from experiments.verl.recipe_rules import RULES
 
 pytest.importorskip("hydra", reason="needs requirements/engines.txt")
 pytest.importorskip("verl", reason="needs requirements/engines.txt")
@@ -95,7 +95,7 @@ def test_key_that_makes_another_run_is_refused(
 
 def test_every_rule_has_a_case() -> None:
     keys = [key.replace("+", "") for key, *_ in REFUSED]
-    for rule in (*STUDY_RULES, *HARNESS_RULES):
+    for rule in RULES:
         assert any(f"{key}.".startswith(f"{rule.key}.") for key in keys), rule.key
 
 
@@ -103,7 +103,7 @@ def test_the_refused_keys_are_verls_own() -> None:
     from experiments.verl.preflight import _compose, _find_problem
 
     listed = OmegaConf.to_container(_compose(()))
-    for rule in (*STUDY_RULES, *HARNESS_RULES):
+    for rule in RULES:
         key = rule.key.replace("vllm.", "vllm.+")  # what vLLM knows, verl does not list
         assert _find_problem(key, listed) is None, key
 
