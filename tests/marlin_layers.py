@@ -29,7 +29,7 @@ QKV = {"q": 128, "k": 64, "v": 64}
 def prepare_for_marlin_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's reference of the repacking kernel in its place."""
 
-    def repack(b_q_weight: Tensor, size_k: int, size_n: int, **_: Any) -> Tensor:
+    def repack(b_q_weight: Tensor, perm: Tensor, size_k: int, size_n: int, **_: Any) -> Tensor:
         shifts = torch.arange(0, 32, 4, dtype=torch.int32)
         codes = (b_q_weight[:, None] >> shifts[:, None] & 0xF).reshape(size_k, size_n)
         return marlin_weights(codes, size_k, size_n, 4, get_weight_perm(4))
@@ -37,10 +37,7 @@ def prepare_for_marlin_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, "gptq_marlin_repack", repack)
     workspace = torch.zeros(8, dtype=torch.int32)
     for module in (marlin, marlin_utils):
-        if hasattr(module, "marlin_make_workspace_new"):  # of one of them since vLLM 0.30
-            monkeypatch.setattr(
-                module, "marlin_make_workspace_new", lambda *_, **__: workspace.clone()
-            )
+        monkeypatch.setattr(module, "marlin_make_workspace_new", lambda *_, **__: workspace.clone())
 
 
 def packed_group(shapes: list[tuple[int, ...]], seed: int) -> list[PackedTensor]:

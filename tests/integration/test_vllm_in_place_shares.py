@@ -7,6 +7,8 @@ import torch
 
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
+import vllm
+from packaging.version import Version
 
 from qat_core.nvfp4 import PackedTensor
 from qat_core.rollout.vllm.in_place.sync import write_packed
@@ -26,6 +28,11 @@ from tests.marlin_layers import (
     prepare_for_marlin_on_a_cpu,
     stacked,
     tensors_of,
+)
+
+pytestmark = pytest.mark.skipif(
+    Version(vllm.__version__) >= Version("0.30"),
+    reason="Marlin runs on CUDA, where vLLM is 0.24; from 0.30 it repacks without an order",
 )
 
 ROWS, COLUMNS = -2, -1
