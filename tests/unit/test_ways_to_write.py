@@ -20,7 +20,7 @@ from qat_core import Recipe, prepare, weight_stream
 from qat_core.planning.plan import plan
 from qat_core.training.parameter import FakeQuantizedTensor
 from qat_core.training.preparation import state_of
-from tests.tiny_models import UP, Mlp, assert_follows, used_mlp, x
+from tests.tiny_models import UP, Mlp, assert_follows, fresh, used_mlp, x
 
 
 @pytest.fixture
@@ -152,6 +152,13 @@ def test_forward_and_stream_follow(write: Write, model: nn.Module) -> None:
     assert_follows(model, new)
     written = model.get_parameter(UP)
     assert isinstance(written, FakeQuantizedTensor) and not torch.equal(written.plain(), before)
+
+
+@torch.no_grad()
+def test_a_call_of_the_model_looks_at_assigned_memory_itself(model: nn.Module) -> None:
+    """Before any read outside of a call has, as in `assert_follows`."""
+    assign_flat_buffer(model, torch.ones(48, 32).bfloat16() * 100)
+    assert torch.equal(model(x(model)), fresh(model)(x(model)))
 
 
 def test_a_state_dict_of_before_prepare_is_followed() -> None:
