@@ -9,7 +9,7 @@ Routing replay (R3): arXiv 2510.11370.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -24,26 +24,23 @@ from qat_core.planning.structure import expert_blocks
 NO_ROUTE = -1  # a token of which no choice is known: it is routed by the model itself
 
 Routes = Mapping[str, Tensor]  # ids (tokens, k), by the name of a block of experts
-# from scores (tokens, E) and the model's own choice of them to the choice that counts; a choice is
-# the scores (tokens, k) and the ids (tokens, k)
-Choose = Callable[[Tensor, tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]
+Choice = tuple[Tensor, Tensor]  # the scores (tokens, k) and the ids (tokens, k)
+# from a block's name, its scores (tokens, E) and its own choice of them to the choice that counts
+Choose = Callable[[str, Tensor, Choice], Choice]
 
 
 class Capture:
     """The choices of all forward passes of a decoding, which bring some positions each."""
 
-    def __init__(self, names: list[str]) -> None:
-        self._parts: dict[str, list[Tensor]] = {name: [] for name in names}
-
-    def add(self, name: str, ids: Tensor) -> None:
-        """One block's choice in one pass, (sequences times positions, k)."""
-        self._parts[name].append(ids)
+    def __init__(self, names: Iterable[str]) -> None:
+        # of each block its choice in each pass, (sequences times positions, k)
+        self.parts: dict[str, list[Tensor]] = {name: [] for name in names}
 
     def routes(self, num_sequences: int) -> Tensor:
         """Ids of all positions so far, int16 (B, L, layers with experts, k)."""
         layers = [
             torch.cat([ids.view(num_sequences, -1, ids.shape[-1]) for ids in parts], dim=1)
-            for parts in self._parts.values()
+            for parts in self.parts.values()
         ]
         return torch.stack(layers, dim=2).to(torch.int16)
 
@@ -59,13 +56,13 @@ def capture(model: nn.Module) -> Iterator[Capture]:
         ValueError: the model has no experts, or chooses them in a way that is not known.
     """
     blocks = _require_blocks(model)
-    found = Capture(list(blocks))
+    found = Capture(blocks)
 
-    def note(name: str, _scores: Tensor, own: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        found.add(name, own[1])
+    def note(name: str, _scores: Tensor, own: Choice) -> Choice:
+        found.parts[name].append(own[1])
         return own
 
-    with _choosing(model, blocks, {name: partial(note, name) for name in blocks}):
+    with _choosing(model, blocks, note):
         yield found
 
 
@@ -88,11 +85,9 @@ def replay(model: nn.Module, routes: Routes) -> Iterator[None]:
     if routes.keys() != blocks.keys():
         differing = sorted(routes.keys() ^ blocks.keys())
         raise ValueError(f"routing replay: blocks without routes, or unknown: {differing[:3]}")
-    chosen: dict[str, Choose] = {}
     for name, ids in routes.items():
         _require_valid(name, ids, blocks[name])
-        chosen[name] = partial(_replayed, name, ids.long())
-    with _choosing(model, blocks, chosen):
+    with _choosing(model, blocks, partial(_replayed, routes)):
         yield
 
 
@@ -139,27 +134,23 @@ def _require_valid(name: str, ids: Tensor, num_experts: int) -> None:
         )
 
 
-def _replayed(
-    name: str, ids: Tensor, scores: Tensor, own: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor]:
+def _replayed(routes: Routes, name: str, scores: Tensor, own: Choice) -> Choice:
+    ids = routes[name].long().to(scores.device)
     if own[1].shape != ids.shape:
         raise ValueError(
             f"routing replay: {name}: routes (tokens, k) are {tuple(ids.shape)}, "
             f"the model's are {tuple(own[1].shape)}"
         )
-    ids = ids.to(scores.device)
     ids = ids.where(ids >= 0, own[1])
     return scores.gather(-1, ids), ids
 
 
 @contextmanager
-def _choosing(
-    model: nn.Module, blocks: Mapping[str, int], choices: Mapping[str, Choose]
-) -> Iterator[None]:
+def _choosing(model: nn.Module, blocks: Mapping[str, int], choose: Choose) -> Iterator[None]:
     with ExitStack() as patches:
         for name, num_experts in blocks.items():
             block = model.get_submodule(name)
-            forward = partial(_forward, block.forward, name, num_experts, choices[name])
+            forward = partial(_forward, block.forward, name, num_experts, partial(choose, name))
             patches.enter_context(patch.object(block, "forward", forward))
         yield
 
@@ -168,7 +159,7 @@ def _forward(
     original: Callable[..., Any],
     name: str,
     num_experts: int,
-    choose: Choose,
+    choose: Callable[[Tensor, Choice], Choice],
     *args: Any,
     **kwargs: Any,
 ) -> Any:
@@ -186,7 +177,7 @@ def _forward(
 class _ChoiceMode(TorchFunctionMode):
     """Replaces the choice among as many scores as there are experts."""
 
-    def __init__(self, num_experts: int, choose: Choose) -> None:
+    def __init__(self, num_experts: int, choose: Callable[[Tensor, Choice], Choice]) -> None:
         super().__init__()
         self.num_experts, self.choose, self.count = num_experts, choose, 0
 

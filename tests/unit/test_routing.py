@@ -140,21 +140,12 @@ def test_a_block_that_is_computed_again_gets_its_own_routes() -> None:
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def shorter(routes: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: ids[:-1] for name, ids in routes.items()}
+def each(change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    return lambda routes: {name: change(ids) for name, ids in routes.items()}
 
 
 def with_first_id(value: int) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
-    def changed(routes: dict[str, Tensor]) -> dict[str, Tensor]:
-        copies = {name: ids.clone() for name, ids in routes.items()}
-        copies["model.layers.0.mlp"][0, 0] = value
-        return copies
-
-    return changed
-
-
-def twice(routes: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: ids[:, :1].expand(-1, 2) for name, ids in routes.items()}
+    return each(lambda ids: torch.cat([torch.tensor([[value, *ids[0, 1:]]]), ids[1:]]))
 
 
 UNFIT = {
@@ -162,15 +153,18 @@ UNFIT = {
         lambda routes: {"model.layers.0.mlp": routes["model.layers.0.mlp"]},
         "blocks without routes, or unknown: .'model.layers.1.mlp'",
     ),
-    "empty": (lambda routes: {n: ids[:0] for n, ids in routes.items()}, "layers.0.mlp: no routes"),
-    "fewer tokens": (shorter, r"routes \(tokens, k\) are \(31, 2\), the model's are \(32, 2\)"),
-    "another k": (
-        lambda routes: {name: ids[:, :1] for name, ids in routes.items()},
-        r"routes \(tokens, k\) are \(32, 1\)",
+    "empty": (each(lambda ids: ids[:0]), "layers.0.mlp: no routes"),
+    "fewer tokens": (
+        each(lambda ids: ids[:-1]),
+        r"routes \(tokens, k\) are \(31, 2\), the model's are \(32, 2\)",
     ),
+    "another k": (each(lambda ids: ids[:, :1]), r"routes \(tokens, k\) are \(32, 1\)"),
     "unknown expert": (with_first_id(6), "not different experts out of 6"),
     "half a route": (with_first_id(NO_ROUTE), "not different experts out of 6"),
-    "an expert twice": (twice, "not different experts out of 6"),
+    "an expert twice": (
+        each(lambda ids: ids[:, :1].expand(-1, 2)),
+        "not different experts out of 6",
+    ),
 }
 
 
