@@ -33,9 +33,7 @@ STALE_FRACTION = 0.5
 
 def packed(model: nn.Module, recipe: Recipe | None) -> dict[str, Weight]:
     """All weights as a sync by `recipe` sends them; None sends BF16."""
-    return dict(
-        weight_stream(model, plan(model, recipe) if recipe else None, recipe, as_trained=False)
-    )
+    return dict(weight_stream(model, plan(model, recipe) if recipe else None, recipe))
 
 
 def numbers(weight: Weight) -> Tensor:
@@ -122,10 +120,8 @@ def _of_other_policies(
 ) -> set[str]:
     """Weights that are those of now, packed by another rule for their scales."""
     found: set[str] = set()
-    if recipe is None:
-        return found
     for policy, method in product(get_args(ScalePolicy), get_args(BlockScaleMethod)):
-        if left := differing - found:
+        if recipe and (left := differing - found):
             other = recipe.model_copy(update={"scale_policy": policy, "block_scale_method": method})
             stream = packed(model, other).items()
             found |= {name for name, w in stream if name in left and _same(served[name], w)}

@@ -9,6 +9,7 @@ write tells the name and the place of every piece.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -64,9 +65,10 @@ class HubNames:
             )
         shapes = {name: tensor.shape for name, tensor in model.state_dict(keep_vars=True).items()}
         self.pieces = _pieces(shapes, lambda numbered: _as_saved(model, numbered))
-        self.tied = {
-            self.renamed(name): self.renamed(first) for name, first in _tied_names(model).items()
-        }
+        firsts: dict[int, str] = {}
+        named = model.named_parameters(remove_duplicate=False)
+        tied = [(n, first) for n, p in named if (first := firsts.setdefault(id(p), n)) != n]
+        self.tied = {self.renamed(name): self.renamed(first) for name, first in tied}
         self._embeddings = {
             f"{name}.weight" for name, m in model.named_modules() if isinstance(m, nn.Embedding)
         }
@@ -124,13 +126,6 @@ class HubNames:
         return self._owners.get(name)
 
 
-def _tied_names(model: nn.Module) -> dict[str, str]:
-    """Second names of a model's parameters, each with the first."""
-    firsts: dict[int, str] = {}
-    named = list(model.named_parameters(remove_duplicate=False))
-    return {n: first for n, p in named if (first := firsts.setdefault(id(p), n)) != n}
-
-
 def require_copy(copy: Tensor, original: Tensor, name: str, first: str, source: str) -> None:
     """ValueError if a tensor has other values than the one that config.json ties it to."""
     if copy.shape == original.shape:
@@ -162,15 +157,10 @@ def _as_saved(model: PreTrainedModel, tensors: dict[str, Tensor]) -> Mapping[str
     the model was loaded: the file then fits the architecture that its config.json names.
     """
     conversions = get_model_conversion_mapping(model, add_legacy=False)
-    own = vars(model).get("_weight_conversions")
-    model._weight_conversions = [c for c in conversions if type(c).__name__ != "PrefixChange"]
-    try:  # on the model itself: a sharded one cannot be copied
+    kept = [c for c in conversions if type(c).__name__ != "PrefixChange"]
+    # of the model itself: a sharded one cannot be copied
+    with patch.object(model, "_weight_conversions", kept, create=True):
         saved: Mapping[str, Tensor] = revert_weight_conversion(model, tensors)
-    finally:
-        if own is None:
-            del model._weight_conversions
-        else:
-            model._weight_conversions = own
     return saved
 
 

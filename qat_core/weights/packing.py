@@ -88,7 +88,6 @@ def _amax(groups: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
 
 
 def _over_ranks(amax: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    """The largest over all ranks that share the weights."""
     meshes = dict.fromkeys(w.device_mesh for w in weights if isinstance(w, DTensor))
     ranks = [group for mesh in meshes for group in mesh.get_all_groups()]
     return max_over_ranks(amax, *ranks) if ranks else amax

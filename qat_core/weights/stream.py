@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from qat_core.planning.plan import Entry, QuantPlan, bf16_plan, uncompiled
+from qat_core.planning.plan import QuantPlan, bf16_plan, uncompiled
 from qat_core.planning.recipe import Recipe, require_recipe
 from qat_core.training.preparation import refuse_adapters, require_as_prepared, state_of
 from qat_core.training.state_dicts import full_precision_state
@@ -32,8 +32,6 @@ def weight_stream(
     plan: QuantPlan | None = AS_PREPARED,
     recipe: Recipe | None = AS_PREPARED,
     device: torch.device | str | None = None,
-    *,
-    as_trained: bool = True,
 ) -> Iterator[tuple[str, Weight]]:
     """All weights by name, whole: those that the plan quantizes packed, the others in BF16.
 
@@ -50,8 +48,6 @@ def weight_stream(
         recipe: scale policies, None exactly if plan is. By default the recipe that `prepare` got.
         device: where to pack, and where the stream's tensors lie; None leaves weights where they
             are.
-        as_trained: refuse to pack a prepared model otherwise than it trains; False is for looking
-            at what would come of it.
 
     Raises:
         ValueError: at once if just one of plan and recipe is None, or the model was prepared with
@@ -70,42 +66,36 @@ def weight_stream(
     prepared = (state.plan, state.recipe) if state else (None, None)
     plan = prepared[0] if plan is AS_PREPARED else plan
     recipe = prepared[1] if recipe is AS_PREPARED else recipe
-    given = _required(plan, recipe)
-    if given and as_trained:
-        require_as_prepared(model, *given)
-    plan, recipe = given or (bf16_plan(model), Recipe())
-    held = full_precision_state(model)
-    _require_planned(model, plan, held)
-    return _unwritten(_packed(plan, recipe, held, device), held, marked)
-
-
-def _required(plan: QuantPlan | None, recipe: Recipe | None) -> tuple[QuantPlan, Recipe] | None:
-    """Both, or None without either; ValueError for one of them, or what is no recipe."""
-    if plan is None and recipe is None:
-        return None
-    if plan is None or recipe is None:
+    if (plan is None) != (recipe is None):
         given, lacking = ("recipe", "plan") if plan is None else ("plan", "recipe")
         raise ValueError(
             f"weight_stream: has a {given} but no {lacking}, and would pack nothing: give both; "
             "neither for a prepared model, which knows its own; or None twice for BF16"
         )
-    require_recipe(recipe)
-    return plan, recipe
+    if plan is None or recipe is None:
+        plan, recipe = bf16_plan(model), Recipe()
+    else:
+        require_recipe(recipe)
+        require_as_prepared(model, plan, recipe)
+    held = full_precision_state(model)
+    _require_planned(model, plan, held)
+    return _unwritten(_packed(plan, recipe, held, device), held, marked)
 
 
 def _packed(
     plan: QuantPlan, recipe: Recipe, state: Mapping[str, Tensor], device: torch.device | str | None
 ) -> Iterator[tuple[str, Weight]]:
-    if device is None:
-        return packed_weights(plan, recipe, state.__getitem__, resident=True)
-    device = torch.device(device)
-    resident = all(state[entry.name].device.type == device.type for entry in plan.entries)
-    if resident or device.type != "cuda":  # nobody would wait for copies from a GPU to the host
-        return packed_weights(plan, recipe, lambda name: state[name].to(device), resident=resident)
-    stream = packed_weights(
-        plan, recipe, lambda name: state[name].to(device, non_blocking=True), resident=False
-    )
-    return _with_all_copied(stream, device)
+    kind = None if device is None else torch.device(device).type
+    resident = kind is None or all(state[e.name].device.type == kind for e in plan.entries)
+    is_copied = kind == "cuda" and not resident  # nobody would wait for copies to the host
+
+    def read(name: str) -> Tensor:
+        held = state[name]
+        return held if device is None else held.to(device, non_blocking=is_copied)
+
+    yield from packed_weights(plan, recipe, read, resident=resident)
+    if is_copied:  # weights on the host may be written from now on
+        torch.cuda.synchronize(device)
 
 
 def _unwritten(
@@ -135,14 +125,6 @@ def _version(held: Any) -> int:
     return local._version if isinstance(local, Tensor) and not local.is_inference() else 0
 
 
-def _with_all_copied(
-    stream: Iterator[tuple[str, Weight]], device: torch.device
-) -> Iterator[tuple[str, Weight]]:
-    """Waits at its end, as weights on the host may be written from then on."""
-    yield from stream
-    torch.cuda.synchronize(device)
-
-
 def packed_weights(
     plan: QuantPlan, recipe: Recipe, read: Read, *, resident: bool = False
 ) -> Iterator[tuple[str, Weight]]:
@@ -161,7 +143,8 @@ def packed_weights(
         scales = dict(zip(plan.groups, group_scales(groups, recipe.scale_policy), strict=True))
     for entry in plan.entries:
         if entry.group is None:
-            weight = _unpacked(read(entry.name), entry)
+            weight = read(entry.name).to(getattr(torch, entry.dtype))
+            weight = weight.full_tensor() if isinstance(weight, DTensor) else weight
             if not resident and weight.is_floating_point():
                 unchecked.append(((entry.name,), finite_unpacked([weight])[0]))
             yield entry.name, weight
@@ -185,11 +168,6 @@ def _require_planned(model: nn.Module, plan: QuantPlan, state: Mapping[str, obje
     if unknown:
         names = ", ".join(sorted(unknown)[:3])
         raise ValueError(f"{names}: in the model's state but not in its plan, so it would be lost")
-
-
-def _unpacked(weight: Tensor, entry: Entry) -> Tensor:
-    weight = weight.to(getattr(torch, entry.dtype))
-    return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
 def _packed_group(

@@ -88,8 +88,7 @@ class ExpectedWeights:
 
 
 def _kind(weight: Weight) -> list[tuple[torch.dtype, torch.Size]]:
-    tensors = [getattr(weight, p) for p in PARTS] if isinstance(weight, PackedTensor) else [weight]
-    return [(tensor.dtype, tensor.shape) for tensor in tensors]
+    return [(tensor.dtype, tensor.shape) for _, tensor in _parts("", weight)]
 
 
 def _show(weight: Weight) -> str:
@@ -105,7 +104,7 @@ class TiedCopies:
 
     def __init__(self, tied: Mapping[str, str]) -> None:
         self._tied = tied
-        self._came: dict[str, Weight] = {}
+        self._came: dict[str, Tensor] = {}
 
     def left_out(self, stream: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
         """The same weights less second names, or some of them in each of several calls.
@@ -114,17 +113,14 @@ class TiedCopies:
         """
         for name, weight in stream:
             if name in self._tied or name in self._tied.values():
+                assert isinstance(weight, Tensor)
                 self._came[name] = weight
-                self._compare()
+                for second, first in self._tied.items():
+                    if second in self._came and first in self._came:
+                        copy, original = self._came.pop(second), self._came[first]
+                        require_copy(copy, original, second, first, "weight sync")
             if name not in self._tied:
                 yield name, weight
-
-    def _compare(self) -> None:
-        for second, first in self._tied.items():
-            if second in self._came and first in self._came:
-                copy, original = self._came.pop(second), self._came[first]
-                assert isinstance(copy, Tensor) and isinstance(original, Tensor)
-                require_copy(copy, original, second, first, "weight sync")
 
 
 class Assembler:

@@ -173,14 +173,14 @@ def test_a_wrong_sync_replaces_nothing(
 
 
 def test_the_plan_of_another_recipe_is_refused(
-    engine: VllmEngine, trained: list[nn.Module], packed: QuantPlan
+    engine: VllmEngine, trained: list[nn.Module], packed: QuantPlan, folders: list[Path]
 ) -> None:
     engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
     before = _sample(engine)
-    other = plan(trained[0], Recipe.ffn())
+    plain = AutoModelForCausalLM.from_pretrained(folders[1], dtype=torch.bfloat16)
+    other = plan(plain, Recipe.ffn())
     with pytest.raises(ValueError, match=r"weight sync.*q_proj"):
-        stream = weight_stream(trained[1], other, Recipe.ffn(), as_trained=False)
-        engine.sync(stream, other)
+        engine.sync(weight_stream(plain, other, Recipe.ffn()), other)
     _require_same(_sample(engine), before)
 
 
