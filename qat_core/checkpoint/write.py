@@ -1,6 +1,5 @@
 """Write packed checkpoints layer by layer; a folder appears when it is complete, or not at all."""
 
-import copy
 import json
 import os
 import re
@@ -10,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from rich.progress import track
@@ -18,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 from qat_core.checkpoint.architecture import meta_model, require_loadable, without_tied_copies
 from qat_core.checkpoint.content import require_valid
@@ -30,7 +30,7 @@ from qat_core.checkpoint.read import require_described
 from qat_core.checkpoint.shards import HF_QUANT_CONFIG, INDEX, Shards, read_json
 from qat_core.checkpoint.unpacked import as_stored, left_out
 from qat_core.options import CheckpointFormat
-from qat_core.planning.plan import QuantPlan, plan, state_tensors, uncompiled
+from qat_core.planning.plan import QuantPlan, meta_copy_of, plan, state_tensors, uncompiled
 from qat_core.planning.quantization_config import hf_quant_config, quantization_config
 from qat_core.planning.recipe import Recipe
 from qat_core.training.preparation import is_prepared
@@ -44,18 +44,11 @@ TEMPLATES = "additional_chat_templates"  # where transformers keeps chat templat
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 
 
-class Saveable(Protocol):
-    """A tokenizer, as far as it matters here."""
-
-    def save_pretrained(self, folder: Path) -> Any:
-        """Writes its files into a folder."""
-
-
 def export(
     model: nn.Module,
     recipe: Recipe,
     folder: str | Path,
-    tokenizer: Saveable | None = None,
+    tokenizer: PreTrainedTokenizerBase | ProcessorMixin | None = None,
     kind: CheckpointFormat = "compressed-tensors",
 ) -> None:
     """Write a model, prepared, FSDP2-sharded, compiled or none of these.
@@ -131,7 +124,10 @@ def convert(
         verify_manifest(source)
     model = meta_model(source)
     names = HubNames(model)
-    checked = _planned(source, model, recipe)
+    try:
+        checked = plan(model, recipe)
+    except ValueError as error:  # of shapes, which config.json gives
+        raise ValueError(f"{source / 'config.json'}: {error}") from None
     _require_declared(model, checked, names, qat=False)
     unread = _require_full_precision(source, model, checked, names, shards)
     checked = as_stored(checked, names, shards.described)
@@ -150,13 +146,6 @@ def convert(
     return Conversion(checked, unread, stored, size, has_experts)
 
 
-def _planned(source: Path, model: nn.Module, recipe: Recipe) -> QuantPlan:
-    try:
-        return plan(model, recipe)
-    except ValueError as error:  # of shapes, which config.json gives
-        raise ValueError(f"{source / 'config.json'}: {error}") from None
-
-
 def _copy_all_but_weights(source: Path, partial: Path) -> None:
     for path in source.iterdir():
         if path.is_file() and path.name != MANIFEST and not path.name.endswith(WEIGHT_SUFFIXES):
@@ -173,12 +162,9 @@ def _require_declared(model: nn.Module, checked: QuantPlan, names: HubNames, *, 
 
 def _require_what_its_config_says(model: nn.Module, names: HubNames) -> None:
     """ValueError if an engine, which goes by config.json, would look for other weights."""
-    config: Any = copy.deepcopy(model.config)
-    config.dtype = torch.bfloat16  # `save_pretrained` leaves its name there
     source = f"{type(model).__name__}, as config.json describes it"
     own = {n: torch.empty(t.shape, device="meta") for n, t in state_tensors(model)}
-    with torch.device("meta"):
-        whole: Any = type(model)._from_config(config, dtype=torch.bfloat16)  # type: ignore[attr-defined]
+    whole = meta_copy_of(model)
     HubNames(whole).refuse_own_values(own, source)
     needed = {n: torch.empty(t.shape, device="meta") for n, t in state_tensors(whole)}
     require_same(needed, own, source)
@@ -253,11 +239,7 @@ def _write(
     kind: CheckpointFormat,
     progress: bool,
 ) -> int:
-    """Shards, index and config; config.json is there and gains its quantization_config.
-
-    Returns:
-        Bytes of all tensors.
-    """
+    """Shards, index, and what config.json lacks; the bytes of all tensors."""
     num_shards = sum(1 for _ in groupby(checked.entries, key=lambda entry: _layer(entry.name)))
     layers = groupby(weights, key=lambda item: _layer(item[0]))
     weight_map: dict[str, str] = {}
@@ -266,7 +248,10 @@ def _write(
         track(layers, "Writing layers", total=num_shards, disable=not progress), start=1
     ):
         file = f"model-{index:05d}-of-{num_shards:05d}.safetensors"
-        tensors = dict(stored_tensors(names.split(_valid(layer)), LAYOUTS[kind]))
+        packed = dict(layer)
+        for name, weight in packed.items():
+            require_valid(name, weight, "checkpoint")
+        tensors = dict(stored_tensors(names.split(packed.items()), LAYOUTS[kind]))
         save_file(
             {n: t.contiguous().cpu() for n, t in tensors.items()}, folder / file, {"format": "pt"}
         )
@@ -283,12 +268,6 @@ def _write(
     require_described(folder)
     write_manifest(folder)
     return total_bytes
-
-
-def _valid(weights: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
-    for name, weight in weights:
-        require_valid(name, weight, "checkpoint")
-        yield name, weight
 
 
 def _layer(name: str) -> str:

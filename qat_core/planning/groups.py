@@ -5,7 +5,7 @@ global scale. vLLM fuses the sets below: a test compares them with the `packed_m
 its model classes. The table stands here since a trainer may run where vLLM is not installed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 FUSED_SIBLINGS = (
     ("q_proj", "k_proj", "v_proj", "g_proj"),  # the last in OLMo-Hybrid's linear attention
@@ -19,20 +19,16 @@ FUSED_SIBLINGS = (
 
 def fused_siblings(module_name: str) -> tuple[str, ...]:
     """Names of all modules that an engine would fuse with this one, itself included."""
-    parent, _, leaf = module_name.rpartition(".")
-    prefix = f"{parent}." if parent else ""
+    leaf = module_name.rpartition(".")[2]
     for siblings in FUSED_SIBLINGS:
         if leaf in siblings:
-            return tuple(prefix + sibling for sibling in siblings)
+            return tuple(module_name.removesuffix(leaf) + sibling for sibling in siblings)
     return (module_name,)
 
 
-def group_name(module_name: str, present: Iterable[str]) -> str:
+def group_name(module_name: str, present: Collection[str]) -> str:
     """Name of a linear's group: its own, or `parent.q_proj+k_proj+v_proj` of those present."""
-    parent, _, _ = module_name.rpartition(".")
-    available = set(present)
-    members = [name for name in fused_siblings(module_name) if name in available]
+    members = [name for name in fused_siblings(module_name) if name in present]
     if len(members) < 2:
         return module_name
-    leaves = "+".join(name.rpartition(".")[2] for name in members)
-    return f"{parent}.{leaves}" if parent else leaves
+    return "+".join([members[0], *(name.rpartition(".")[2] for name in members[1:])])

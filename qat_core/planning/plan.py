@@ -124,7 +124,8 @@ def unchecked_plan(model: nn.Module, recipe: Recipe) -> QuantPlan:
         reason = _not_a_weight(modules[module_name], leaf, tensor) or reasons.get(module_name, "")
         if any(tensor is embedding for embedding in embeddings):
             reason = "embedding or output head"
-        reason = reason or _ignored(recipe, name, modules)
+        ignoring = (p for p in recipe.ignore if _covers(p, name, modules))
+        reason = reason or next((f"ignored by {pattern!r}" for pattern in ignoring), "")
         group = None
         if not reason:
             group = name if tensor.ndim == 3 else group_name(module_name, linears)
@@ -201,11 +202,6 @@ def _not_a_weight(module: nn.Module, leaf: str, tensor: Tensor) -> str:
     return "" if is_weight else "neither a linear nor an expert weight"
 
 
-def _ignored(recipe: Recipe, name: str, modules: dict[str, nn.Module]) -> str:
-    found = (p for p in recipe.ignore if _covers(p, name, modules))
-    return next((f"ignored by {pattern!r}" for pattern in found), "")
-
-
 def _covers(pattern: str, name: str, modules: dict[str, nn.Module]) -> bool:
     module_name = name.rpartition(".")[0]
     return matches(pattern, module_name, roles(name, modules)) or matches(pattern, name)
@@ -225,6 +221,15 @@ def state_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{prefix}.{leaf}" if prefix else leaf, tensor
 
 
+def meta_copy_of(model: Any) -> nn.Module:
+    """What transformers makes of the configuration of its model: on the meta device, in BF16."""
+    config = copy.deepcopy(model.config)
+    config.dtype = torch.bfloat16  # `save_pretrained` leaves its name there; Apertus needs a dtype
+    with torch.device("meta"):
+        whole: nn.Module = type(model)._from_config(config, dtype=torch.bfloat16)
+    return whole
+
+
 def _stored_dtypes(model: nn.Module) -> dict[str, str]:
     """What transformers' model has each tensor in when it is loaded in BF16, of others than BF16.
 
@@ -232,14 +237,10 @@ def _stored_dtypes(model: nn.Module) -> dict[str, str]:
     """
     if not hasattr(model, "_from_config"):  # not of transformers
         return {}
-    config: Any = copy.deepcopy(model.config)
-    config.dtype = torch.bfloat16  # `save_pretrained` leaves its name there; Apertus needs a dtype
-    with torch.device("meta"):
-        loaded: nn.Module = model._from_config(config, dtype=torch.bfloat16)  # type: ignore[operator]
     strict = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
     patterns = [each.replace("*", ".*") for each in strict]  # searched for, as the loader does
     dtypes = {}
-    for name, tensor in state_tensors(loaded):
+    for name, tensor in state_tensors(meta_copy_of(model)):
         kept = tensor.is_floating_point() and any(re.search(each, name) for each in patterns)
         dtype = torch.float32 if kept else tensor.dtype
         if dtype != torch.bfloat16:

@@ -46,7 +46,10 @@ def predict_weight_memory_gib(
                 "model's sizes, or leave out the arms that quantize it"
             )
     kept_bytes = sum(2 * math.prod(shape) for name, shape in shapes.items() if name not in packed)
-    return (kept_bytes + sum(map(_packed_bytes, packed.values()))) / BYTES_PER_GIB
+    packed_bytes = sum(
+        math.prod(shape) * 9 // 16 + 4 * math.prod(shape[:-2]) for shape in packed.values()
+    )
+    return (kept_bytes + packed_bytes) / BYTES_PER_GIB
 
 
 def predict_training_memory_gib(config: dict[str, Any], gpus: int, bytes_per_value: int) -> float:
@@ -67,7 +70,7 @@ def predict_offloaded_memory_gib(config: dict[str, Any], gpus: int, bytes_per_va
     (`CachingHostAllocator.h`; from 2.13 `pinned_max_round_threshold_mb` is a limit to that).
     """
     num_bytes = sum(
-        _power_of_2(bytes_per_value * rows * math.prod(rest))
+        1 << (bytes_per_value * rows * math.prod(rest) - 1).bit_length()
         for first, *rest in weight_shapes(config).values()
         for rows in _rows_of_ranks(first, gpus)
     )
@@ -80,11 +83,6 @@ def _rows_of_ranks(rows: int, gpus: int) -> list[int]:
     return [size] * (rows // size) + ([rows % size] if rows % size else [])
 
 
-def _power_of_2(number: int) -> int:
-    """The smallest that is not below a number."""
-    return 1 << (number - 1).bit_length()
-
-
 def weight_shapes(config: dict[str, Any]) -> Shapes:
     """Shape of every parameter, by its Hugging Face name (experts fused, as in transformers 5)."""
     _refuse_unsupported(config)
@@ -92,7 +90,8 @@ def weight_shapes(config: dict[str, Any]) -> Shapes:
     shapes: Shapes = {"model.embed_tokens.weight": (vocabulary, hidden)}
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
-        block = {**_attention(config), **_feed_forward(config), **_norms(config)}
+        block = {**_attention(config), **_feed_forward(config)}
+        block |= {f"{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
         shapes |= {prefix + name: shape for name, shape in block.items()}
     shapes["model.norm.weight"] = (hidden,)
     if not config.get("tie_word_embeddings"):
@@ -121,6 +120,8 @@ def _attention(config: dict[str, Any]) -> Shapes:
     key = (config.get("num_key_value_heads") or heads) * head_dim
     outputs = {"q_proj": query, "k_proj": key, "v_proj": key}
     shapes: Shapes = {f"self_attn.{name}.weight": (n, hidden) for name, n in outputs.items()}
+    if config["model_type"].startswith("qwen3"):
+        shapes |= {f"self_attn.{name}.weight": (head_dim,) for name in ("q_norm", "k_norm")}
     if config["model_type"] == "qwen2" or config.get("attention_bias"):
         shapes |= {f"self_attn.{name}.bias": (n,) for name, n in outputs.items()}
     if config["model_type"] != "qwen2" and config.get("attention_bias"):
@@ -147,22 +148,7 @@ def _feed_forward(config: dict[str, Any]) -> Shapes:
     }
 
 
-def _norms(config: dict[str, Any]) -> Shapes:
-    hidden = config["hidden_size"]
-    shapes: Shapes = {"input_layernorm.weight": (hidden,)}
-    shapes["post_attention_layernorm.weight"] = (hidden,)
-    if config["model_type"].startswith("qwen3"):
-        head_dim = config["head_dim"]
-        shapes |= {f"self_attn.{name}.weight": (head_dim,) for name in ("q_norm", "k_norm")}
-    return shapes
-
-
 def _is_packed(name: str, precision: Precision) -> bool:
     attention = "self_attn." in name and "_proj.weight" in name
     feed_forward = "mlp." in name and not name.endswith("mlp.gate.weight")
     return precision != "bf16" and (feed_forward or (attention and precision == "full"))
-
-
-def _packed_bytes(shape: tuple[int, ...]) -> int:
-    num_matrices = math.prod(shape[:-2])
-    return math.prod(shape) * 9 // 16 + 4 * num_matrices

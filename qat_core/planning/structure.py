@@ -31,9 +31,8 @@ def head_names(model: nn.Module) -> set[str]:
     """
     names = _linears(dict(model.named_modules()))
     bases = [_base_name(name, each) for name, each in _with_embeddings(model).items()]
-    return {n for n in names if bases and not any(_inside(n, base) for base in bases)} | {
-        n for n in names if n == "lm_head"
-    }
+    outside = {n for n in names if bases and not any(_inside(n, base) for base in bases)}
+    return outside | ({"lm_head"} & {*names})
 
 
 def router_names(model: nn.Module) -> set[str]:
@@ -75,9 +74,7 @@ def expert_blocks(model: nn.Module) -> dict[str, int]:
     counts = {
         _parent(holder): set(_expert_counts(modules[holder])) for holder in expert_holders(modules)
     }
-    return {
-        name: counts[name].pop() for name in modules if name in counts and len(counts[name]) == 1
-    }
+    return {name: counts[name].pop() for name in modules if len(counts.get(name, ())) == 1}
 
 
 def roles(name: str, modules: Modules) -> list[str]:
@@ -117,7 +114,12 @@ def _base_name(prefix: str, model: nn.Module) -> str:
 
 def expert_holders(modules: Modules) -> set[str]:
     """Modules that hold the weights of all experts, in one tensor or as a list of modules."""
-    fused = {name for name, module in modules.items() if name and _has_fused(module)}
+    fused = {
+        name
+        for name, module in modules.items()
+        if name and not isinstance(module, nn.modules.conv._ConvNd)
+        if any(p.ndim == 3 for p in module.parameters(recurse=False))
+    }
     lists = {
         name
         for name, module in modules.items()
@@ -127,11 +129,6 @@ def expert_holders(modules: Modules) -> set[str]:
         and not any(_inside(each, name) or each == name for each in fused)
     }
     return fused | {name for name in lists if not any(_inside(name, outer) for outer in lists)}
-
-
-def _has_fused(module: nn.Module) -> bool:
-    is_convolution = isinstance(module, nn.modules.conv._ConvNd)
-    return not is_convolution and any(p.ndim == 3 for p in module.parameters(recurse=False))
 
 
 def _expert_counts(holder: nn.Module) -> Iterator[int]:
@@ -152,17 +149,14 @@ def _input_sizes(block: str, modules: Modules) -> Iterator[int]:
 
 def _candidates(block: str, modules: Modules, experts: Collection[str]) -> Iterator[str]:
     """Linears that are children of the block, or the only one of such a child."""
-    for child in _children(block, modules):
+    for leaf, _ in modules[block].named_children():
+        child = f"{block}.{leaf}" if block else leaf
         if child in experts:
             continue
         if isinstance(modules[child], nn.Linear):
             yield child
         elif len(inner := _linears(dict(modules[child].named_modules()))) == 1:
             yield f"{child}.{inner[0]}"
-
-
-def _children(block: str, modules: Modules) -> list[str]:
-    return [f"{block}.{leaf}" if block else leaf for leaf, _ in modules[block].named_children()]
 
 
 def _linears(modules: Modules) -> list[str]:

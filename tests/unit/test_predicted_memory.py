@@ -77,9 +77,7 @@ def test_training_memory_is_that_of_a_real_optimizer() -> None:
     ids = torch.zeros(1, 4, dtype=torch.long)
     model(input_ids=ids, labels=ids).loss.backward()
     optimizer.step()
-    moments = [
-        state[key] for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")
-    ]
+    moments = [it[key] for it in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
     held = sum(t.nbytes for p in model.parameters() for t in (p, p.grad))
     held += sum(moment.nbytes for moment in moments)
     held += sum(p.nbytes for p in model.parameters())  # roots of the second moments
