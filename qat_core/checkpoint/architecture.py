@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from qat_core.checkpoint.shards import Shards, has_weights, read_json
+from qat_core.checkpoint.shards import Shards, read_json
 from qat_core.weights.hub_names import HubNames, require_copy
 
 NAMED_CLASSES = ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification")
@@ -80,12 +80,6 @@ def require_nothing_left(found: Mapping[str, Any], source: str) -> None:
         if names := sorted(map(str, found[kind])):
             what = kind.replace("_", " ")
             raise ValueError(f"{source}: transformers finds {what}: {', '.join(names[:3])}")
-
-
-def require_tied_copies(names: HubNames, folder: Path) -> None:
-    """ValueError if files of an engine's hold a tied weight again, with values that it drops."""
-    if names.tied and has_weights(folder):
-        without_tied_copies(names, Shards(folder), str(folder))
 
 
 def without_tied_copies(names: HubNames, shards: Shards, source: str) -> dict[str, Tensor]:

@@ -34,11 +34,10 @@ class SharedScales:
     """Whether weights that engines run as one matrix have one global scale, as they must."""
 
     def __init__(self, plan: QuantPlan, names: HubNames, source: str) -> None:
-        groups = {entry.name: entry.group for entry in plan.entries}
         self._groups = {
-            piece.name: (groups[owner], piece.expert)
-            for owner in plan.quantized
-            for piece in names.pieces[owner]
+            piece.name: (entry.group, piece.expert)
+            for entry in plan.entries
+            for piece in names.pieces[entry.name]
         }
         self._found: dict[tuple[str | None, int | None], tuple[str, float]] = {}
         self._source = source

@@ -14,7 +14,6 @@ from qat_core.checkpoint.architecture import (
     quiet,
     require_loadable,
     require_nothing_left,
-    require_tied_copies,
     without_tied_copies,
 )
 from qat_core.checkpoint.shards import HF_QUANT_CONFIG, Shards, read_json
@@ -28,7 +27,7 @@ def load_model(folder: Path) -> PreTrainedModel:
         ValueError: no checkpoint there, a quantized one, two sets of weights, one that transformers
             cannot load, or one that holds other tensors than its config.json says.
     """
-    full_precision_shards(folder)
+    shards = full_precision_shards(folder)
     with quiet():
         try:
             model, found = AutoModelForCausalLM.from_pretrained(
@@ -38,7 +37,7 @@ def load_model(folder: Path) -> PreTrainedModel:
             reason = " ".join(str(error).split())
             raise ValueError(f"{folder}: transformers cannot load it: {reason}") from error
     require_nothing_left(found, str(folder))
-    require_tied_copies(HubNames(model), folder)
+    without_tied_copies(HubNames(model), shards, str(folder))
     assert isinstance(model, PreTrainedModel)
     return model
 

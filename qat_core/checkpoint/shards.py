@@ -32,8 +32,7 @@ class Shards:
         indexed = _index(folder)
         self.files = set(indexed.values())
         self.described: dict[str, Tensor] = {}
-        self._open: dict[str, Any] = {}
-        self._stored_as: dict[str, str] = {}
+        self._stored: dict[str, tuple[Any, str]] = {}  # in which file, under which name
         for path in sorted(folder / file for file in self.files):
             handle = _open(path)
             for name in handle.keys():  # noqa: SIM118  not a mapping
@@ -42,7 +41,7 @@ class Shards:
                         f"{folder / INDEX}: has no entry for {name} of {path.name}; {FIX}"
                     )
                 self.described[name] = _describe(path, name, handle)
-                self._open[name] = handle
+                self._stored[name] = handle, name
         lost = sorted(indexed.keys() - self.described.keys())
         if lost:
             raise ValueError(
@@ -51,14 +50,14 @@ class Shards:
 
     def read(self, name: str) -> Tensor:
         """The tensor of that name, in memory of its own."""
-        stored_as = self._stored_as.get(name, name)
-        tensor: Tensor = self._open[stored_as].get_tensor(stored_as)
+        handle, stored_as = self._stored[name]
+        tensor: Tensor = handle.get_tensor(stored_as)
         return tensor
 
     def rename(self, stored_as: str, name: str) -> None:
         """From now on a tensor has another name than the one it is stored under."""
         self.described[name] = self.described.pop(stored_as)
-        self._stored_as[name] = stored_as
+        self._stored[name] = self._stored.pop(stored_as)
 
 
 def has_weights(folder: Path) -> bool:
@@ -80,7 +79,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _index(folder: Path) -> dict[str, str]:
-    """File name of every tensor."""
     if (folder / ADAPTER).is_file():
         raise ValueError(
             f"{folder}: holds {ADAPTER} beside weights, and programs differ in whether they add "

@@ -33,15 +33,13 @@ def as_stored(checked: QuantPlan, names: HubNames, stored: Mapping[str, Tensor])
     """
     in_fp32 = {name for name, tensor in stored.items() if tensor.dtype == torch.float32}
 
-    def held(entry: Entry) -> list[bool]:
-        """Of each piece, whether it is in FP32."""
-        return [piece.name in in_fp32 for piece in names.pieces[entry.name]]
+    pieces = {e.name: {piece.name for piece in names.pieces[e.name]} for e in checked.entries}
+    floating = [e for e in checked.entries if getattr(torch, e.dtype).is_floating_point]
+    if all(pieces[entry.name] <= in_fp32 for entry in floating):
+        return checked
 
     def kept(entry: Entry) -> Entry:
-        is_fp32 = entry.dtype == "bfloat16" and not entry.quantized and any(held(entry))
+        is_fp32 = entry.dtype == "bfloat16" and not entry.quantized and pieces[entry.name] & in_fp32
         return replace(entry, dtype="float32") if is_fp32 else entry
 
-    floating = [e for e in checked.entries if getattr(torch, e.dtype).is_floating_point]
-    if all(all(held(entry)) for entry in floating):
-        return checked
     return QuantPlan(tuple(map(kept, checked.entries)))

@@ -16,12 +16,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from qat_core import convert, export
 from qat_core.checkpoint.manifest import MANIFEST, verify_manifest, write_manifest
 from qat_core.checkpoint.read import read_checkpoint
-from qat_core.nvfp4 import PackedTensor, quantize
+from qat_core.nvfp4 import quantize
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
 from qat_core.training.preparation import prepare
 from qat_core.weights.hub_names import HubNames, Weight
-from qat_core.weights.layouts import LAYOUTS, Layout
+from qat_core.weights.layouts import LAYOUTS, Layout, stored_tensors
 from qat_core.weights.stream import weight_stream
 from tests.families import tiny_family
 from tests.files import edit_json, set_keys
@@ -272,14 +272,9 @@ def _synced(folder: Path, recipe: Recipe) -> dict[str, Weight]:
 
 
 def _require_equal(found: Iterator[tuple[str, Weight]], expected: dict[str, Weight]) -> None:
-    weights = dict(found)
-    assert weights.keys() == expected.keys()
-    for name, weight in weights.items():
-        for got, wanted in zip(_parts(weight), _parts(expected[name]), strict=True):
-            assert got.dtype == wanted.dtype and torch.equal(got, wanted), name
-
-
-def _parts(weight: Weight) -> list[torch.Tensor]:
-    if isinstance(weight, PackedTensor):
-        return [weight.codes, weight.block_scale.view(torch.uint8), weight.global_scale]
-    return [weight]
+    layout = LAYOUTS["compressed-tensors"]
+    tensors, wanted = (dict(stored_tensors(it, layout)) for it in (found, expected.items()))
+    assert tensors.keys() == wanted.keys()
+    for name, tensor in tensors.items():
+        assert tensor.dtype == wanted[name].dtype, name
+        assert torch.equal(tensor.view(torch.uint8), wanted[name].view(torch.uint8)), name

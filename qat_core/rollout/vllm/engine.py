@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qat_core.checkpoint.architecture import meta_model, require_tied_copies
+from qat_core.checkpoint.architecture import meta_model, without_tied_copies
 from qat_core.checkpoint.ignored_modules import declared_plan, ignored_modules
 from qat_core.checkpoint.shards import MISTRAL_FILES, Shards, read_json
 from qat_core.exact import require_exact
@@ -98,8 +98,8 @@ class VllmEngine:
         """Starts vLLM, and refuses it where it does not serve what is planned."""
         self._has_weights = settings.get("load_format") != "dummy"
         if self._has_weights:
-            require_tied_copies(self._names, model_dir)
-            Shards(model_dir)  # names a damaged file, or two sets of weights
+            # names a damaged file, two sets of weights, or a tied one that vLLM would drop
+            without_tied_copies(self._names, Shards(model_dir), str(model_dir))
             for file in sorted(model_dir.glob(MISTRAL_FILES)):
                 raise ValueError(f"{file}: vLLM would read it, and nothing else does; remove it")
         self._llm: Any = self._vllm.LLM(
