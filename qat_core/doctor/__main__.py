@@ -83,12 +83,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
     add("--engine", choices=get_args(EngineKind), default="eager", help="what samples")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="of engine and trainer")
     add("--prompts", type=Path, help="one a line, or .jsonl; by default random tokens")
-    add(
-        "--sequences",
-        type=positive_int,
-        default=64,
-        help="at most so many prompts, a response each",
-    )
+    add("--sequences", type=positive_int, default=64, help="prompts at most, a response each")
     add("--max-new-tokens", type=positive_int, default=64, help="of a response, at most")
     add("--micro-batch", type=positive_int, default=8, help="sequences of a pass of the trainer")
     add("--temperature", type=float, default=1.0, help="of rollouts")

@@ -16,7 +16,7 @@ from qat_core.doctor.sampling import Sampling
 from qat_core.doctor.scoring import one_pass
 from qat_core.doctor.subject import EagerSubject, Subject
 from qat_core.doctor.weights import compare, served_stream
-from qat_core.planning.plan import plan
+from qat_core.planning.plan import QuantPlan, plan
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.eager import EagerEngine
 from qat_core.rollout.engine import require_known
@@ -65,9 +65,9 @@ def examine(
     _check_previous(case)
     model = load_model(case.checkpoint, case.device)
     require_known(case.prompts, int(model.config.vocab_size))
-    subject = start_subject(case, model)
-    stream = served_stream(case.served, case.rolled_out) if case.served else None
     packed = plan(model, case.rolled_out) if case.rolled_out else None
+    subject = _start_subject(case, model, packed)
+    stream = served_stream(case.served, case.rolled_out) if case.served else None
     subject.sync(stream or weight_stream(model, packed, case.rolled_out))
     trainer = load_model(case.checkpoint, case.device)
     if case.trained:
@@ -91,14 +91,12 @@ def examine(
     return diagnose(lab)
 
 
-def start_subject(case: Case, model: PreTrainedModel) -> Subject:
-    """The engine of the case, with the architecture of its checkpoint."""
+def _start_subject(case: Case, model: PreTrainedModel, packed: QuantPlan | None) -> Subject:
     if case.engine == "eager":
         return EagerSubject(EagerEngine(case.checkpoint, case.device), int(model.config.vocab_size))
     from qat_core.doctor.vllm_subject import VllmSubject
 
     max_tokens = max(map(len, case.prompts)) + case.max_new_tokens
-    packed = plan(model, case.rolled_out) if case.rolled_out else None
     return VllmSubject(case.checkpoint, case.device, packed, max_tokens)
 
 

@@ -33,8 +33,10 @@ def variant(model: nn.Module, norm: str, rope: str) -> Iterator[None]:
             rotate = partial(_rotate_in_fp32, getattr(owner, ROTATION))
             patches.enter_context(patch.object(owner, ROTATION, rotate))
         if rope == "bf16":
-            for frequencies in frequencies_of(model):
-                patches.enter_context(_rounded(frequencies))
+            for name, frequencies in model.named_buffers():
+                if name.endswith("inv_freq"):  # of rotary embeddings, FP32
+                    patches.callback(frequencies.copy_, frequencies.clone())
+                    frequencies.copy_(frequencies.bfloat16())
         yield
 
 
@@ -53,21 +55,6 @@ def in_fp32(model: nn.Module) -> Iterator[None]:
 def norms(model: nn.Module) -> list[Any]:
     """The RMSNorm modules, by the name of their class."""
     return [m for m in model.modules() if type(m).__name__.endswith("RMSNorm")]
-
-
-def frequencies_of(model: nn.Module) -> list[Tensor]:
-    """The frequencies of rotary embeddings, FP32 buffers."""
-    return [buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
-
-
-@contextmanager
-def _rounded(frequencies: Tensor) -> Iterator[None]:
-    kept = frequencies.clone()
-    frequencies.copy_(kept.bfloat16())
-    try:
-        yield
-    finally:
-        frequencies.copy_(kept)
 
 
 def _norm(module: Any, dtype: torch.dtype, x: Tensor) -> Tensor:

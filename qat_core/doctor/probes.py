@@ -71,19 +71,15 @@ def _kernels(lab: Laboratory, setting: Setting) -> tuple[Setting, Evidence]:
     return replace(setting, engine_kernels=False, norm=norm, rope=rope), Evidence()
 
 
-def _norm(lab: Laboratory, setting: Setting) -> tuple[Setting, Evidence]:
-    return replace(setting, norm="trainer"), _nearest(setting.norm)
-
-
-def _rope(lab: Laboratory, setting: Setting) -> tuple[Setting, Evidence]:
-    return replace(setting, rope="trainer"), _nearest(setting.rope)
-
-
-def _nearest(kind: str) -> Evidence:
+def _variant(of: str) -> Switch:
     """FP32 is as good as the trainer's rounding, BF16 throughout is a bug."""
-    if kind == "trainer":
-        return Evidence()
-    return Evidence(f"the engine computes as variant {kind}", proof=kind == "bf16")
+
+    def switch(lab: Laboratory, setting: Setting) -> tuple[Setting, Evidence]:
+        kind, repaired = getattr(setting, of), _by(**{of: "trainer"})(lab, setting)[0]
+        found = "" if kind == "trainer" else f"the engine computes as variant {kind}"
+        return repaired, Evidence(found, proof=kind == "bf16")
+
+    return switch
 
 
 def _routing_weights(lab: Laboratory, setting: Setting) -> tuple[Setting, Evidence]:
@@ -148,13 +144,13 @@ PROBES: tuple[Probe, ...] = (
         "RMSNorm precision",
         "Round where the other side rounds: transformers rounds to BF16 before the weight, "
         "vLLM after it; variance in BF16 is a bug.",
-        _norm,
+        _variant("norm"),
     ),
     Probe(
         "rope",
         "RoPE precision",
         "Keep inv_freq in FP32 (a cast of the whole model to BF16 rounds it) and rotate alike.",
-        _rope,
+        _variant("rope"),
     ),
     Probe(
         "routing_weights",

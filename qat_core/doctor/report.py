@@ -47,16 +47,13 @@ def show(diagnosis: Diagnosis, console: Console) -> None:
 
 
 def _cells(finding: Finding) -> list[str]:
-    measured = finding.verdict != "not measured"
+    if finding.verdict == "not measured":
+        return [finding.title, "", "", finding.verdict]
+    if finding.k3.value == 0:
+        return [finding.title, "0", "", finding.verdict]
     share = finding.share
     shares = f"{share.value:.0%} [{share.low:.0%}, {share.high:.0%}]"
-    is_zero = finding.k3.value == 0
-    return [
-        finding.title,
-        ("0" if is_zero else _number(finding.k3)) if measured else "",
-        ("" if is_zero else shares) if measured else "",
-        finding.verdict,
-    ]
+    return [finding.title, _number(finding.k3), shares, finding.verdict]
 
 
 def _number(estimate: Estimate) -> str:

@@ -7,6 +7,7 @@ return (logits, weights, ids), each with a row a token.
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ class Recorder:
         """Records what the model's routers choose inside."""
         with ExitStack() as hooks:
             for layer, router in enumerate(routers(model)):
-                hooks.enter_context(router.register_forward_hook(self._hook(layer)))
+                hooks.enter_context(router.register_forward_hook(partial(self._note, layer)))
             yield
 
     def routes(self) -> Routes | None:
@@ -68,13 +69,10 @@ class Recorder:
         whole = tuple(Layer(*(torch.cat(tensors, 1) for tensors in it)) for it in joined)
         return Routes(whole) if whole else None
 
-    def _hook(self, layer: int) -> Any:
-        def record(_module: nn.Module, inputs: Any, output: tuple[Tensor, ...]) -> None:
-            _, weights, ids = output
-            parts = (t.view(self._num_sequences, -1, t.shape[-1]) for t in (ids, weights, *inputs))
-            self._parts.setdefault(layer, []).append(Layer(*parts))
-
-        return record
+    def _note(self, layer: int, _: nn.Module, inputs: Any, output: tuple[Tensor, ...]) -> None:
+        _logits, weights, ids = output
+        parts = (t.view(self._num_sequences, -1, t.shape[-1]) for t in (ids, weights, *inputs))
+        self._parts.setdefault(layer, []).append(Layer(*parts))
 
 
 @torch.no_grad()
@@ -117,14 +115,10 @@ def replayed(model: nn.Module, routes: Routes | None, *, weights: bool) -> Itera
         return
     with ExitStack() as hooks:
         for router, layer in zip(routers(model), layers, strict=bool(layers)):
-            hooks.enter_context(router.register_forward_hook(_replay(layer)))
+            chosen = layer.weights.flatten(0, 1), layer.ids.flatten(0, 1)
+            hooks.enter_context(router.register_forward_hook(partial(_replace, chosen)))
         yield
 
 
-def _replay(layer: Layer) -> Any:
-    ids, recorded = layer.ids.flatten(0, 1), layer.weights.flatten(0, 1)
-
-    def replace(_router: nn.Module, _inputs: Any, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return output[0], recorded, ids
-
-    return replace
+def _replace(chosen: tuple[Tensor, Tensor], _: nn.Module, _inputs: Any, output: Any) -> Any:
+    return output[0], *chosen

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,
@@ -64,8 +63,3 @@ class Sampling:
         processors = LogitsProcessorList([makers[n](self.in_use[n]) for n in used])
         processed_BV: Tensor = processors(history_BL, logits_BV.clone())
         return processed_BV.log_softmax(-1)
-
-
-def draw(log_probs_BV: Tensor, generator: torch.Generator) -> Tensor:
-    """One token a row, int64 (B,)."""
-    return torch.multinomial(log_probs_BV.exp(), 1, generator=generator).squeeze(-1)

@@ -65,7 +65,8 @@ def _growth(run: VerlRun, band: tuple[float, float]) -> Found:
     if size < 2:
         return Found(f"{len(k3)} steps are too few", "not recorded")
     first, last = np.log(np.maximum(k3[:size], 1e-12)), np.log(np.maximum(k3[-size:], 1e-12))
-    low, high = np.exp(_difference(last, first))
+    growth = _resampled(last).mean(1) - _resampled(first, seed=1).mean(1)
+    low, high = np.exp(np.quantile(growth, [0.025, 0.975]))
     ratio = np.exp(last.mean() - first.mean())
     text = f"last quarter over first {ratio:.1f}x [{low:.1f}, {high:.1f}]"
     grows = low > GROWTH and float(np.median(k3[-size:])) > band[1]
@@ -210,10 +211,3 @@ def _interval(
     resampled = average(_resampled(values), axis=1)
     low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
-
-
-def _difference(last: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Interval of the difference of two means."""
-    resampled = _resampled(last).mean(1) - _resampled(first, seed=1).mean(1)
-    bounds: np.ndarray = np.quantile(resampled, [0.025, 0.975])
-    return bounds

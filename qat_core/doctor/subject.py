@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from qat_core.doctor.routing import Recorder, Routes
-from qat_core.doctor.sampling import ORDER, Sampling, draw
+from qat_core.doctor.sampling import ORDER, Sampling
 from qat_core.doctor.scoring import one_pass
 from qat_core.rollout.eager import EagerEngine, pad_left
 from qat_core.rollout.engine import Rollouts, WeightStream, ends_response
@@ -106,7 +106,8 @@ class EagerSubject:
             # for penalties, the last token of the prompt is in the place of padding
             history_BL = ids.where(mask > 0, ids[:, width - 1 : width])
             all_log_probs = self._stages(logits_BV, history_BL, sampling)
-            token_B = draw(all_log_probs[ORDER, True][:, : self._trained_vocabulary], generator)
+            likely_BV = all_log_probs[ORDER, True][:, : self._trained_vocabulary].exp()
+            token_B = torch.multinomial(likely_BV, 1, generator=generator).squeeze(-1)
             token_B = token_B.where(~finished_B, engine.pad_id)
             for stage, log_probs_BV in all_log_probs.items():
                 chosen_B = log_probs_BV.gather(-1, token_B[:, None]).squeeze(-1)

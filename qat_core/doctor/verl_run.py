@@ -123,7 +123,8 @@ def _read_log(path: Path, lines: Sequence[str | bytes]) -> tuple[list[int], dict
         try:
             row = json.loads(line)
             step, data = int(row["step"]), row.get("data", row)
-            known = {k: _number(v) for k, v in data.items() if isinstance(v, int | float | None)}
+            numbers = ((k, v) for k, v in data.items() if isinstance(v, int | float | None))
+            known = {k: np.nan if v is None else float(v) for k, v in numbers}
         except DAMAGE:
             raise ValueError(
                 f"{path}, line {number}: no step of verl's file logger; remove the damaged line"
@@ -139,12 +140,7 @@ def _read_log(path: Path, lines: Sequence[str | bytes]) -> tuple[list[int], dict
     return steps, {n: np.array([rows[s].get(n, np.nan) for s in steps]) for n in names}
 
 
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else float(value)
-
-
 def _recorded(run: Path) -> list[str]:
-    """The steps of a run as the file logger writes them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -179,7 +175,6 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _dumped(files: Sequence[Path]) -> dict[int, list[str]]:
-    """Responses by step."""
     dumps: dict[int, Path] = {}
     for path in sorted(it for it in files if DUMP.fullmatch(it.name)):
         step = int(path.stem)

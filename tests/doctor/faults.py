@@ -26,6 +26,7 @@ from qat_core.doctor.numerics import variant
 from qat_core.doctor.routing import routers
 from qat_core.doctor.sampling import Sampling
 from qat_core.doctor.subject import EagerSubject
+from qat_core.doctor.weights import packed
 from qat_core.planning.recipe import Recipe
 from tests.nano_models import write_nano
 
@@ -213,8 +214,6 @@ FAULTS: dict[str, Fault] = {
 
 
 def _packed_by_amax(trainer: PreTrainedModel) -> Any:
-    from qat_core.doctor.weights import packed
-
     plain = load_model(Path(trainer.name_or_path), "cpu")
     return packed(plain, Recipe.full(scale_policy="amax")).items()
 

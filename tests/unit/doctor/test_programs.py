@@ -202,16 +202,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "needs"),
-    [
-        ("--sequences", "0", "a whole number above 0"),
-        ("--max-new-tokens", "-1", "a whole number above 0"),
-        ("--micro-batch", "x", "a whole number above 0"),
-        ("--seed", "-1", "a whole number, 0 to"),
-    ],
+    "option", ["--sequences=0", "--max-new-tokens=-1", "--micro-batch=x", "--seed=-1"]
 )
-def test_numbers_that_cannot_be_are_refused(
-    refusal: Callable[..., str], option: str, value: str, needs: str
-) -> None:
-    said = refusal(main, "checkpoint", f"{option}={value}")
-    assert f"argument {option}: {value}: needs {needs}" in said
+def test_numbers_that_cannot_be_are_refused(refusal: Callable[..., str], option: str) -> None:
+    said = refusal(main, "checkpoint", option)
+    assert f"argument {option.replace('=', ': ')}: needs a whole number" in said

@@ -73,10 +73,6 @@ def scaled(factor: Callable[[int], float]) -> Callable[[Path], None]:
     return changed(lambda row, n: row.update({k: v * factor(n) for k, v in row.items()}))
 
 
-def _truncate(row: dict[str, float], step: int) -> None:
-    row[K1] = row[K3] + 0.05  # a nucleus of 0.95: E[p/q] = 0.95
-
-
 STALENESS = "training/off_policy/trajectory_staleness/mean"
 
 
@@ -94,7 +90,8 @@ PLANTED: dict[str, tuple[Callable[[Path], None], set[str]]] = {
     "level": (scaled(lambda n: 100), {"level"}),
     "growth": (scaled(lambda n: 1.5**n), {"growth", "jump", "level"}),
     "jump": (scaled(lambda n: 200 if n > 11 else 1), {"jump", "growth"}),
-    "support": (changed(_truncate), {"support"}),
+    # a nucleus of 0.95: E[p/q] = 0.95
+    "support": (changed(lambda row, _: row.update({K1: row[K3] + 0.05})), {"support"}),
     "not finite": (
         changed(lambda row, n: row.update({K3: float("inf")} if n > 9 else {})),
         {"level"},
@@ -145,16 +142,11 @@ def test_a_jump_is_named_by_its_step_where_others_have_no_value(tmp_path: Path) 
     assert jump.evidence.startswith(f"from step {first} on")
 
 
-def as_verl_log(record: Path, path: Path) -> None:
-    """A committed record as verl's file logger wrote it."""
-    rows = recorded_metrics(record).to_dict("records")
-    lines = [json.dumps({"step": int(row.pop("step")), "data": row}) for row in rows]
-    path.write_text("\n".join(lines))
-
-
 @pytest.mark.parametrize("record", [it.name for it in list_run_dirs(RECORDS)])
 def test_recorded_runs_are_judged_as_what_they_were(record: str, tmp_path: Path) -> None:
-    as_verl_log(RECORDS / record, tmp_path / "run.jsonl")
+    rows = recorded_metrics(RECORDS / record).to_dict("records")
+    lines = [json.dumps({"step": int(row.pop("step")), "data": row}) for row in rows]
+    (tmp_path / "run.jsonl").write_text("\n".join(lines))  # as verl's file logger wrote it
     as_logged, kind = read_run(tmp_path), "moe" if "moe" in record else "dense"
     recorded = read_run(RECORDS / record)
     assert recorded.series(K3).tolist() == as_logged.series(K3).tolist()
