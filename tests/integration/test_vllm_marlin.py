@@ -38,7 +38,7 @@ def _packed(rows: int, columns: int) -> tuple[Tensor, ...]:
     weight = torch.randn(EXPERTS, rows, columns, device=DEVICE)
     weight *= torch.logspace(-3, 3, EXPERTS, base=2, device=DEVICE)[:, None, None]
     (amax,) = group_amax([[weight.bfloat16()]])
-    scale = 4 * global_scale(amax, "pow2")  # leaves block scales that Marlin's factor widens
+    scale = global_scale(amax, "pow2") / 4  # leaves block scales that Marlin's factor widens
     packed = quantize(weight.bfloat16(), scale, "max")
     return packed.codes, packed.block_scale, packed.global_scale.reciprocal()
 
