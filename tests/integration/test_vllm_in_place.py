@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from packaging.version import Version
 from torch import Tensor, nn
 
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
-import vllm
 from vllm.model_executor.layers.quantization.utils import marlin_utils_fp4 as marlin
 
 from experiments.base.random_model import write_architecture
@@ -45,13 +43,11 @@ from tests.marlin_layers import (
     packed_experts,
     packed_group,
     prepare_for_marlin_on_a_cpu,
+    repacked_in_an_order,
     tensors_of,
 )
 
-pytestmark = pytest.mark.skipif(
-    Version(vllm.__version__) >= Version("0.30"),
-    reason="Marlin runs on CUDA, where vLLM is 0.24; from 0.30 it repacks without an order",
-)
+pytestmark = repacked_in_an_order
 
 
 @pytest.fixture(autouse=True)
