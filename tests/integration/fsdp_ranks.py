@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
@@ -84,11 +84,16 @@ def refuses_columns() -> list[str]:
     return errors(sharded(lambda: tiny_model("qwen3-moe"), shard_placement_fn=place))
 
 
-def two_meshes() -> dict[str, bool]:
-    """Whether layers that are sharded over different ranks equal one device; and a split group."""
+def _meshes(*names: str) -> tuple[DeviceMesh, DeviceMesh]:
+    """One over all ranks, and one that shards over two of them."""
     world = dist.get_world_size()
-    flat = init_device_mesh("cpu", (world,), mesh_dim_names=("s",))
-    hybrid = init_device_mesh("cpu", (max(world // 2, 1), min(world, 2)), mesh_dim_names=("r", "t"))
+    hybrid = init_device_mesh("cpu", (max(world // 2, 1), min(world, 2)), mesh_dim_names=names)
+    return init_device_mesh("cpu", (world,), mesh_dim_names=("all",)), hybrid
+
+
+def two_meshes() -> dict[str, bool]:
+    """Whether layers that are sharded over different ranks equal one device."""
+    flat, hybrid = _meshes("r", "t")
 
     def build() -> nn.Module:
         model = tiny_model("qwen3")
@@ -111,14 +116,11 @@ def two_meshes() -> dict[str, bool]:
 
 def refuses_a_split_group() -> list[str]:
     """Errors of gate and up over different meshes."""
-    world = dist.get_world_size()
-    flat = init_device_mesh("cpu", (world,), mesh_dim_names=("s",))
-    hybrid = init_device_mesh("cpu", (max(world // 2, 1), min(world, 2)), mesh_dim_names=("r", "t"))
+    flat, hybrid = _meshes("r", "t")
     model = one_device(lambda: tiny_model("qwen3").float())
     mlp: Any = model.model.layers[0].mlp
-    fully_shard(mlp.gate_proj, mesh=flat)
-    fully_shard(mlp.up_proj, mesh=hybrid)
-    fully_shard(model, mesh=flat)
+    for module, mesh in ((mlp.gate_proj, flat), (mlp.up_proj, hybrid), (model, flat)):
+        fully_shard(module, mesh=mesh)
     return errors(model)
 
 
@@ -126,11 +128,10 @@ def refuses_infinity() -> list[str]:
     """Errors of a weight that is infinite on one rank alone."""
     model = sharded(lambda: tiny_model("qwen3"))
     weight: Any = model.model.layers[0].mlp.down_proj.weight
-    if dist.get_rank() == 0:
-        with torch.no_grad():
+    with torch.no_grad():
+        if dist.get_rank() == 0:
             weight.to_local()[0, 0] = torch.inf
-    else:
-        with torch.no_grad():
+        else:
             weight.to_local().mul_(1)
     return errors(model)
 
@@ -164,7 +165,7 @@ def run(rank: int, world: int, folder: str, saved_by: int) -> None:
     results["offload"] = compare(lambda: tiny_model("qwen3-moe"), offload_policy=offload)
     fp32 = {"recipe": Recipe(scale_policy="amax"), "policy": MixedPrecisionPolicy()}
     results["fp32"] = compare(lambda: tiny_model("qwen3").float(), **fp32)
-    hybrid = init_device_mesh("cpu", (max(world // 2, 1), min(world, 2)), mesh_dim_names=("r", "s"))
+    _, hybrid = _meshes("r", "s")
     results["hybrid"] = compare(lambda: tiny_model("qwen3-moe"), mesh=hybrid)
     results["trained"] = train(Path(folder, f"checkpoint{world}"))
     if saved_by:

@@ -52,6 +52,7 @@ def test_a_healthy_case_has_no_fault(case: Case) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("case", ["nano-moe"], indirect=True)
 def test_training_without_qat_and_stale_weights_are_both_named(case: Case) -> None:
     other = case.checkpoint.parent / "other"
     found = examine(replace(case, trained=None, served=other, previous=other))
@@ -59,6 +60,7 @@ def test_training_without_qat_and_stale_weights_are_both_named(case: Case) -> No
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("case", ["nano-dense"], indirect=True)
 def test_top_p_is_told_from_the_model(case: Case) -> None:
     found = examine(replace(case, sampling=Sampling(top_p=0.7)))
     assert [finding.cause for finding in found.named] == ["top_p"]

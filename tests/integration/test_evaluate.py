@@ -14,6 +14,7 @@ from experiments.evaluate.run import evaluate_run
 from experiments.rl.config import PretrainConfig
 from experiments.rl.supervised import pretrain
 from experiments.rl.tasks import make_problems
+from experiments.runs.manifest import MANIFEST
 from experiments.study.load import load_study
 from experiments.study.schema import Study
 from experiments.support.json_files import write_json
@@ -44,15 +45,17 @@ evaluation: {prompts: 16, samples_per_prompt: 2, temperature: 0.1}
 """
 
 
-@pytest.fixture
-def study(tmp_path: Path) -> Study:
-    (tmp_path / "study.yaml").write_text(STUDY)
-    return load_study(tmp_path / "study.yaml")
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    file = tmp_path_factory.mktemp("study") / "study.yaml"
+    file.write_text(STUDY)
+    return load_study(file)
 
 
-@pytest.fixture
-def results(study: Study, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def results(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A base with random weights; a checkpoint on two ranks that knows the held-out answers."""
+    tmp_path = tmp_path_factory.mktemp("results")
     base, trained = tmp_path / "base" / "nano", tmp_path / "trained"
     write_nano("nano-moe", base, num_layers=1)
     write_json(base / "manifest.json", {"weights": {}, "weight_bytes": 0})
@@ -108,3 +111,4 @@ def test_a_finished_run_without_its_last_checkpoint_is_refused(study: Study, res
     manifest.write(results / run.id)
     with pytest.raises(ValueError, match=rf"no checkpoint of step {STEP + 1}, the run's last"):
         evaluate_run(study, run, results)
+    (results / run.id / MANIFEST).unlink()

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
@@ -17,6 +17,7 @@ from vllm.distributed import cleanup_dist_env_and_memory
 
 from experiments.rl.policy import Policy
 from qat_core import convert
+from qat_core.options import CheckpointFormat
 from qat_core.planning.plan import QuantPlan, plan
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.engine import Rollouts
@@ -31,17 +32,17 @@ RECIPE = Recipe.full()
 _Q, _K = (f"model.layers.0.self_attn.{matrix}_proj.weight" for matrix in "qk")
 _NORM = "model.layers.1.input_layernorm.weight"
 
-# Mean |log-prob difference|, 8 seeds of both models: 0.0029 to 0.0075 for the same weights (BF16
-# noise, rerouted tokens), 0.08 to 0.13 for weights not rounded, 0.58 to 0.83 for other weights.
+# Mean |log-prob difference|, 8 seeds: 0.0033 to 0.0063 for the same weights (BF16 noise, rerouted
+# tokens), 0.079 to 0.13 for weights not rounded, 0.60 to 0.77 for other weights.
 CLOSE, NOT_ROUNDED, OTHER_WEIGHTS = 0.02, 0.05, 0.3
 
 
-@pytest.fixture(scope="module", params=["nano-dense", "nano-moe"])
-def folders(request, tmp_path_factory) -> Iterator[list[Path]]:
-    """Two BF16 checkpoints, A and B, of one architecture with random weights."""
-    made = [tmp_path_factory.mktemp(request.param) / str(seed) for seed in (0, 1)]
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Path]]:
+    """Two BF16 checkpoints, A and B, with random weights: a dense layer, and one of experts."""
+    made = [tmp_path_factory.mktemp("mixed") / str(seed) for seed in (0, 1)]
     for seed, folder in enumerate(made):
-        write_nano(request.param, folder, num_layers=2, seed=seed)
+        write_nano("nano-moe", folder, num_layers=2, seed=seed, mlp_only_layers=[0])
     yield made
     cleanup_dist_env_and_memory()  # a MoE model needs other process groups than a dense one
 
@@ -63,6 +64,22 @@ def packed(trained: list[nn.Module]) -> QuantPlan:
 @pytest.fixture(scope="module")
 def engine(folders: list[Path], packed: QuantPlan) -> VllmEngine:
     return VllmEngine(folders[0], packed, **SETTINGS)
+
+
+Sync = Callable[[int], None]
+
+
+@pytest.fixture(scope="module")
+def sync(engine: VllmEngine, trained: list[nn.Module], packed: QuantPlan) -> Sync:
+    """Brings the engine A or B, as planned."""
+    return lambda index: engine.sync(weight_stream(trained[index], packed, RECIPE), packed)
+
+
+@pytest.fixture
+def before(engine: VllmEngine, sync: Sync) -> Rollouts:
+    """What the engine samples with A, which it has from now on."""
+    sync(0)
+    return _sample(engine)
 
 
 def _sample(engine: VllmEngine) -> Rollouts:
@@ -93,9 +110,9 @@ def test_a_b_a_gives_a_again(
 
 @pytest.mark.parametrize("index", [0, 1], ids=["a", "b"])
 def test_log_probs_are_the_trainers(
-    engine: VllmEngine, folders: list[Path], trained: list[nn.Module], packed: QuantPlan, index: int
+    engine: VllmEngine, folders: list[Path], sync: Sync, index: int
 ) -> None:
-    engine.sync(weight_stream(trained[index], packed, RECIPE), packed)
+    sync(index)
     sampled = _sample(engine)
     assert _mean_difference(folders[index], RECIPE, sampled) < CLOSE
     assert _mean_difference(folders[index], None, sampled) > NOT_ROUNDED
@@ -107,32 +124,17 @@ def _mean_difference(folder: Path, recipe: Recipe | None, sampled: Rollouts) -> 
     return (log_probs_BT - sampled.log_probs)[sampled.response_mask > 0].abs().mean().item()
 
 
+@pytest.mark.parametrize("form", get_args(CheckpointFormat))
 def test_a_synced_engine_equals_one_that_loaded_the_checkpoint(
-    engine: VllmEngine,
-    folders: list[Path],
-    trained: list[nn.Module],
-    packed: QuantPlan,
-    tmp_path: Path,
+    engine: VllmEngine, folders: list[Path], sync: Sync, tmp_path: Path, form: CheckpointFormat
 ) -> None:
-    convert(folders[1], tmp_path / "packed", RECIPE)
-    fresh = VllmEngine(tmp_path / "packed", **SETTINGS)
-    engine.sync(weight_stream(trained[1], packed, RECIPE), packed)
-    _require_same(_sample(engine), _sample(fresh))
-
-
-def test_modelopt_form_gives_equal_log_probs(
-    engine: VllmEngine,
-    folders: list[Path],
-    trained: list[nn.Module],
-    packed: QuantPlan,
-    tmp_path: Path,
-) -> None:
-    convert(folders[0], tmp_path / "modelopt", RECIPE, "modelopt")
-    loaded = VllmEngine(tmp_path / "modelopt", **SETTINGS)
-    engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
+    convert(folders[1], tmp_path / "packed", RECIPE, form)
+    loaded = VllmEngine(tmp_path / "packed", **SETTINGS)
+    sync(1)
     _require_same(_sample(engine), _sample(loaded))
-    with pytest.raises(ValueError, match="ModelOpt"):
-        loaded.sync(weight_stream(trained[1], packed, RECIPE), packed)
+    if form == "modelopt":
+        with pytest.raises(ValueError, match="ModelOpt"):
+            loaded.sync([])
 
 
 def test_bf16_parity_and_reload(folders: list[Path]) -> None:
@@ -147,36 +149,30 @@ def test_bf16_parity_and_reload(folders: list[Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("changed", "message"),
     [
-        (lambda s: s.pop("model.norm.weight"), r"missing: model\.norm\.weight"),
-        (lambda s: s.update(extra=torch.ones(1)), "unknown: extra"),
-        (lambda s: s.update({"model.norm.weight": torch.ones(3)}), r"model\.norm\.weight is"),
-        (lambda s: s.update({_Q: torch.zeros(128, 128, dtype=torch.bfloat16)}), "weight_packed"),
+        ({_NORM: torch.ones(3)}, rf"{_NORM} is"),
+        ({_Q: torch.zeros(128, 128, dtype=torch.bfloat16)}, "weight_packed"),
     ],
-    ids=["missing", "unknown", "shape", "unpacked"],
+    ids=["shape", "unpacked"],
 )
 def test_a_wrong_sync_replaces_nothing(
     engine: VllmEngine,
     trained: list[nn.Module],
     packed: QuantPlan,
-    change: Callable[[dict], object],
+    before: Rollouts,
+    changed: dict[str, Tensor],
     message: str,
 ) -> None:
-    engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
-    before = _sample(engine)
-    stream = dict(weight_stream(trained[1], packed, RECIPE))
-    change(stream)
+    stream = dict(weight_stream(trained[1], packed, RECIPE)) | changed
     with pytest.raises(ValueError, match=message):
         engine.sync(stream.items())
     _require_same(_sample(engine), before)
 
 
 def test_the_plan_of_another_recipe_is_refused(
-    engine: VllmEngine, trained: list[nn.Module], packed: QuantPlan, folders: list[Path]
+    engine: VllmEngine, folders: list[Path], before: Rollouts
 ) -> None:
-    engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
-    before = _sample(engine)
     plain = AutoModelForCausalLM.from_pretrained(folders[1], dtype=torch.bfloat16)
     other = plan(plain, Recipe.ffn())
     with pytest.raises(ValueError, match=r"weight sync.*q_proj"):
@@ -193,71 +189,61 @@ def _broken(stream: list) -> Iterator:
     ("spoil", "message"),
     [
         (lambda s: [w for w in s if w[0] != _K], f"1 weights missing: {_K}"),
-        (lambda s: [*s, s[0]], "embed_tokens.weight was not expected or came before"),
-        (lambda s: [("extra", torch.ones(1)), *s], "extra was not expected"),
         (lambda s: {**dict(s), _NORM: torch.ones(3)}.items(), rf"{_NORM} came as .*\(3,\)"),
-        (lambda s: {**dict(s), _K: torch.ones(64, 128)}.items(), f"{_K} came as torch.float32"),
         (_broken, "trainer is gone"),
     ],
-    ids=["missing", "twice", "unknown", "shape", "unpacked", "broken"],
+    ids=["missing", "shape", "broken"],
 )
 def test_a_stream_other_than_planned_stops_the_engine_from_generating(
     engine: VllmEngine,
     trained: list[nn.Module],
     packed: QuantPlan,
+    sync: Sync,
+    before: Rollouts,
     spoil: Callable[[list], Iterable],
     message: str,
 ) -> None:
-    engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
-    before = _sample(engine)
     with pytest.raises((ValueError, ConnectionError), match=message):
         engine.sync(spoil(list(weight_stream(trained[1], packed, RECIPE))), packed)
     with pytest.raises(ValueError, match="no weights"):
         _sample(engine)
-    engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
+    sync(0)
     _require_same(_sample(engine), before)
 
 
 def test_a_parameter_that_vllms_loader_passes_over_is_named(
-    engine: VllmEngine, trained: list[nn.Module], packed: QuantPlan, monkeypatch: pytest.MonkeyPatch
+    engine: VllmEngine, sync: Sync, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = engine.on_worker(lambda worker: worker.model_runner.get_model())
     load = type(model).load_weights
 
-    def load_others(self: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+    def load_others(self: Any, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         return load(self, (item for item in weights if item[0] != _NORM))
 
-    with monkeypatch.context() as patch:
-        patch.setattr(type(model), "load_weights", load_others)
-        with pytest.raises(ValueError, match=f"weight sync: {_NORM} got no new values in vLLM's"):
-            engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
-    engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
+    monkeypatch.setattr(type(model), "load_weights", load_others)
+    with pytest.raises(ValueError, match=f"weight sync: {_NORM} got no new values in vLLM's"):
+        sync(0)
 
 
-def test_a_sync_into_an_interrupted_generation_is_refused(
-    engine: VllmEngine, trained: list[nn.Module], packed: QuantPlan
-) -> None:
+def test_a_sync_into_an_interrupted_generation_is_refused(engine: VllmEngine, sync: Sync) -> None:
     """What it has computed with the older weights would go on to serve prompts."""
     vllm_engine = engine._llm.llm_engine
     prompt = {"prompt_token_ids": PROMPTS[0]}
-    request = vllm_engine.add_request(
-        "left", prompt, SamplingParams(max_tokens=40, ignore_eos=True)
-    )
+    sampling = SamplingParams(max_tokens=40, ignore_eos=True)
+    request = vllm_engine.add_request("left", prompt, sampling)
     vllm_engine.step()
     with pytest.raises(ValueError, match="weight sync: vLLM keeps what an interrupted generation"):
-        engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
+        sync(0)
     with pytest.raises(ValueError, match="no weights"):
         _sample(engine)
     vllm_engine.abort_request([request or "left"], internal=request is not None)
     vllm_engine.step()
-    engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
+    sync(0)
     _sample(engine)
 
 
-def test_responses_end_with_the_end_of_sequence(
-    engine: VllmEngine, trained: list[nn.Module], packed: QuantPlan
-) -> None:
-    engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
+def test_responses_end_with_the_end_of_sequence(engine: VllmEngine, sync: Sync) -> None:
+    sync(0)
     sampled = engine.generate(PROMPTS * 8, max_new_tokens=40, temperature=1.0, seed=1)
     lengths = sampled.response_mask.sum(-1).long()
     for ids, length, truncated in zip(
@@ -267,18 +253,16 @@ def test_responses_end_with_the_end_of_sequence(
     assert not sampled.truncated.all()
 
 
-def test_prompts_beyond_a_steps_tokens_wait_whole(folders: list[Path]) -> None:
+def test_prompts_beyond_a_steps_tokens_wait_whole_and_need_no_token_for_padding(
+    folders: list[Path], tmp_path: Path
+) -> None:
     """vLLM 0.28 fails where a prompt with a seed is prefilled in parts on a CPU."""
-    engine = VllmEngine(folders[0], **SETTINGS, max_num_batched_tokens=64)
+    folder = without_token(folders[0], tmp_path, "pad_token")
+    engine = VllmEngine(folder, **SETTINGS, max_num_batched_tokens=64)
     prompts = 2 * PROMPTS  # 104 tokens
     sampled = engine.generate(prompts, max_new_tokens=16, temperature=1.0, seed=0)
     assert sampled.response_mask[:, 0].sum() == len(prompts)
-
-
-def test_a_tokenizer_needs_no_token_for_padding(folders: list[Path], tmp_path: Path) -> None:
-    engine = VllmEngine(without_token(folders[0], tmp_path, "pad_token"), **SETTINGS)
     assert engine.pad_id == engine.end_ids[0]
-    sampled = engine.generate(PROMPTS, max_new_tokens=16, temperature=1.0, seed=0)
     assert (sampled.input_ids[sampled.attention_mask == 0] == engine.end_ids[0]).all()
 
 

@@ -36,34 +36,28 @@ Spoil = Callable[[Bucket], Bucket]
 NORM = "model.layers.1.input_layernorm.weight"
 
 
-@pytest.fixture(scope="module", params=["nano-dense", "nano-moe"])
-def folder(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Path]:
-    path = tmp_path_factory.mktemp(request.param) / "model"
-    write_nano(request.param, path, num_layers=2)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A dense layer, and one of experts."""
+    path = tmp_path_factory.mktemp("mixed") / "model"
+    write_nano("nano-moe", path, num_layers=2, mlp_only_layers=[0])
     yield path
     cleanup_dist_env_and_memory()  # a MoE model needs other process groups than a dense one
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path) -> torch.nn.Module:
+def model(folder: Path) -> nn.Module:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
 
 
 @pytest.fixture(scope="module")
-def packed(model: torch.nn.Module) -> QuantPlan:
+def packed(model: nn.Module) -> QuantPlan:
     return plan(model, Recipe())
 
 
 @pytest.fixture(scope="module")
-def engine(folder: Path, packed: QuantPlan) -> VllmEngine:
-    return VllmEngine(folder, packed, **SETTINGS)
-
-
-@pytest.fixture(scope="module")
-def bf16_engine(folder: Path) -> VllmEngine:
-    return VllmEngine(folder, **SETTINGS)
+def engines(folder: Path, packed: QuantPlan) -> dict[str, VllmEngine]:
+    return {"nvfp4": VllmEngine(folder, packed, **SETTINGS), "bf16": VllmEngine(folder, **SETTINGS)}
 
 
 def _receive(worker: Any, buckets: list[Bucket]) -> int:
@@ -75,12 +69,13 @@ def _receive(worker: Any, buckets: list[Bucket]) -> int:
     return loader.held_bytes
 
 
-def _with_plan(model: torch.nn.Module, checked: QuantPlan, recipe: Recipe) -> Bucket:
+def _with_plan(model: nn.Module, recipe: Recipe) -> Bucket:
+    checked = plan(model, recipe)
     stream = transfer_tensors(checked, weight_stream(model, checked, recipe))
     return [(name, tensor.clone()) for name, tensor in stream]
 
 
-def _hub_named(model: torch.nn.Module) -> Bucket:
+def _hub_named(model: nn.Module) -> Bucket:
     """As verl's own engine streams a model: no plan, one matrix per expert."""
     weights = HubNames(model).split(weight_stream(model, None, None))
     return [(name, weight.clone()) for name, weight in weights if isinstance(weight, Tensor)]
@@ -99,10 +94,6 @@ def _with_short_norm(tensors: Bucket) -> Bucket:
     return [(name, short if name == NORM else tensor) for name, tensor in tensors]
 
 
-def _with_one_again(tensors: Bucket) -> Bucket:
-    return [*tensors, tensors[-1]]
-
-
 def _broken_off(tensors: Bucket) -> Bucket:
     """Within a packed weight."""
     codes = next(i for i, (name, _) in enumerate(tensors) if name.endswith(":codes"))
@@ -115,8 +106,9 @@ def _log_probs(engine: VllmEngine) -> Tensor:
 
 @pytest.mark.long
 def test_buckets_load_what_a_sync_loads(
-    engine: VllmEngine, model: torch.nn.Module, packed: QuantPlan
+    engines: dict[str, VllmEngine], model: nn.Module, packed: QuantPlan
 ) -> None:
+    engine = engines["nvfp4"]
     engine.sync(weight_stream(model, packed, Recipe()))
     synced = _log_probs(engine)
     with torch.no_grad():
@@ -124,33 +116,42 @@ def test_buckets_load_what_a_sync_loads(
             parameter.normal_(std=0.05)
     engine.sync(weight_stream(other, packed, Recipe()))
     assert not torch.equal(_log_probs(engine), synced)
-    held_bytes = engine.on_worker(_receive, _cut(_with_plan(model, packed, Recipe())))
+    held_bytes = engine.on_worker(_receive, _cut(_with_plan(model, Recipe())))
     stream = weight_stream(model, packed, Recipe())
     assert held_bytes == sum(weight.nbytes for _, weight in stream)
     assert torch.equal(_log_probs(engine), synced)
 
 
-def _packed_otherwise(model: torch.nn.Module) -> Bucket:
-    return _with_plan(model, plan(model, Recipe.ffn()), Recipe.ffn())
+STREAMS: dict[str, Callable[[nn.Module], Bucket]] = {
+    "nvfp4": lambda model: _with_plan(model, Recipe()),
+    "bf16": _hub_named,
+}
+
+
+def _of_another_recipe(model: nn.Module) -> Bucket:
+    return _with_plan(model, Recipe.ffn())
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("sent", "message"),
+    ("served", "sent", "message"),
     [
-        (_packed_otherwise, "8 weights come in BF16 but are served in NVFP4"),
+        ("nvfp4", _of_another_recipe, "8 weights come in BF16 but are served in NVFP4"),
         # from verl's own engine, in place of the one that `+nvfp4=w4a16` configures
-        (_hub_named, r"without a plan, but \d+ weights are served in NVFP4"),
+        ("nvfp4", _hub_named, r"without a plan, but \d+ weights are served in NVFP4"),
+        ("bf16", STREAMS["nvfp4"], r"\d+ weights come packed but are served in BF16"),
     ],
+    ids=["another recipe", "no plan", "packed for bf16"],
 )
-def test_weights_in_bf16_are_refused_and_the_old_ones_served(
-    engine: VllmEngine,
-    model: torch.nn.Module,
-    packed: QuantPlan,
-    sent: Callable[[torch.nn.Module], Bucket],
+def test_what_is_served_otherwise_is_refused_and_the_old_weights_served(
+    engines: dict[str, VllmEngine],
+    model: nn.Module,
+    served: str,
+    sent: Callable[[nn.Module], Bucket],
     message: str,
 ) -> None:
-    engine.sync(weight_stream(model, packed, Recipe()))
+    engine = engines[served]
+    engine.on_worker(_receive, _cut(STREAMS[served](model)))
     before = _log_probs(engine)
     with pytest.raises(ValueError, match=message):
         engine.on_worker(_receive, _cut(sent(model)))
@@ -158,57 +159,28 @@ def test_weights_in_bf16_are_refused_and_the_old_ones_served(
 
 
 @pytest.mark.long
-def test_packed_weights_for_an_engine_of_bf16_are_refused_and_the_old_ones_served(
-    bf16_engine: VllmEngine, model: torch.nn.Module, packed: QuantPlan
-) -> None:
-    bf16_engine.sync(weight_stream(model, None, None))
-    before = _log_probs(bf16_engine)
-    with pytest.raises(ValueError, match=r"\d+ weights come packed but are served in BF16"):
-        bf16_engine.on_worker(_receive, _cut(_with_plan(model, packed, Recipe())))
-    assert torch.equal(_log_probs(bf16_engine), before)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("served", "spoil", "message"),
     [
-        (_without(NORM), f"1 weights missing: {NORM}"),
-        (_with_one_again, "came before"),
-        (_with_short_norm, rf"{NORM} came as .*\(3,\), not as .*\(128,\)"),
-        (_broken_off, "without all its parts"),
+        ("nvfp4", _without(NORM), f"1 weights missing: {NORM}"),
+        ("nvfp4", _with_short_norm, rf"{NORM} came as .*\(3,\), not as .*\(128,\)"),
+        ("nvfp4", _broken_off, "without all its parts"),
+        # without a plan
+        ("bf16", lambda tensors: [], "no weight came"),
+        ("bf16", _without(NORM), f"{NORM} got no new values"),
     ],
-    ids=["missing", "twice", "shape", "broken off"],
+    ids=["missing", "shape", "broken off", "no plan: nothing", "no plan: missing"],
 )
-def test_what_differs_from_its_plan_is_refused_and_a_later_sync_loads(
-    engine: VllmEngine, model: torch.nn.Module, packed: QuantPlan, spoil: Spoil, message: str
+def test_what_is_not_all_that_is_served_is_refused_and_a_later_sync_loads(
+    engines: dict[str, VllmEngine], model: nn.Module, served: str, spoil: Spoil, message: str
 ) -> None:
-    engine.sync(weight_stream(model, packed, Recipe()))
+    engine, sent = engines[served], STREAMS[served]
+    engine.on_worker(_receive, _cut(sent(model)))
     before = _log_probs(engine)
     with pytest.raises(ValueError, match=message):
-        engine.on_worker(_receive, _cut(spoil(_with_plan(model, packed, Recipe()))))
-    engine.on_worker(_receive, _cut(_with_plan(model, packed, Recipe())))
+        engine.on_worker(_receive, _cut(spoil(sent(model))))
+    engine.on_worker(_receive, _cut(sent(model)))
     assert torch.equal(_log_probs(engine), before)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (_with_one_again, "came before"),
-        (lambda tensors: [], "no weight came"),
-        (_without(NORM), f"{NORM} got no new values"),
-    ],
-    ids=["twice", "nothing", "missing"],
-)
-def test_a_wrong_stream_without_plan_is_refused(
-    bf16_engine: VllmEngine, model: torch.nn.Module, spoil: Spoil, message: str
-) -> None:
-    bf16_engine.sync(weight_stream(model, None, None))
-    before = _log_probs(bf16_engine)
-    with pytest.raises(ValueError, match=message):
-        bf16_engine.on_worker(_receive, _cut(spoil(_hub_named(model))))
-    bf16_engine.on_worker(_receive, _cut(_hub_named(model)))
-    assert torch.equal(_log_probs(bf16_engine), before)
 
 
 LAYERS, EXPERTS, HIDDEN, INNER = 3, 2, 32, 16

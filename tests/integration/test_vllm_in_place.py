@@ -2,19 +2,17 @@
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from packaging.version import Version
 from torch import Tensor, nn
 
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
-import vllm
 from vllm.model_executor.layers.quantization.utils import marlin_utils_fp4 as marlin
 
 from experiments.base.random_model import write_architecture
@@ -45,13 +43,11 @@ from tests.marlin_layers import (
     packed_experts,
     packed_group,
     prepare_for_marlin_on_a_cpu,
+    repacked_in_an_order,
     tensors_of,
 )
 
-pytestmark = pytest.mark.skipif(
-    Version(vllm.__version__) >= Version("0.30"),
-    reason="Marlin runs on CUDA, where vLLM is 0.24; from 0.30 it repacks without an order",
-)
+pytestmark = repacked_in_an_order
 
 
 @pytest.fixture(autouse=True)
@@ -132,6 +128,10 @@ def _copy(parameter: Tensor, loaded: Tensor) -> None:
 BESIDE = ["norm.weight", "embedding.weight", "qkv.bias"]
 
 
+def _targets(model: Served) -> dict[str, Target]:
+    return dict.fromkeys(QKV, Target(list(QKV), model.qkv, own_of_linear, write_marlin))
+
+
 def take(model: Served, targets: dict[str, Target], seed: int, order: str) -> None:
     parts = dict(zip(QKV, packed_group([(r, HIDDEN) for r in QKV.values()], seed), strict=True))
     names: Any = SimpleNamespace(renamed=lambda name: name)
@@ -143,89 +143,73 @@ def take(model: Served, targets: dict[str, Target], seed: int, order: str) -> No
 
 @pytest.mark.parametrize("skipped", BESIDE)
 def test_a_parameter_that_the_loader_skips_is_named(skipped: str) -> None:
-    model = Served(skipped)
-    targets = dict.fromkeys(QKV, Target(list(QKV), model.qkv, own_of_linear, write_marlin))
     with pytest.raises(ValueError, match=f"^weight sync: {skipped} got no new values in vLLM's S"):
-        take(model, targets, 1, "qkv")
+        take(model := Served(skipped), _targets(model), 1, "qkv")
 
 
 def test_a_tensor_that_gets_to_no_parameter_is_named() -> None:
     model = Served(skipped="own_head.weight")
     model.extra = [("own_head.weight", torch.ones(8, HIDDEN))]
-    targets = dict.fromkeys(QKV, Target(list(QKV), model.qkv, own_of_linear, write_marlin))
-    with pytest.raises(
-        ValueError, match=r"^weight sync: own_head\.weight: sent, but vLLM's Served"
-    ):
-        take(model, targets, 1, "qkv")
+    with pytest.raises(ValueError, match=r"^weight sync: own_head\.weight: sent, but vLLM's Serv"):
+        take(model, _targets(model), 1, "qkv")
 
 
 def test_a_sync_after_one_that_broke_off_writes_its_own_weights_alone() -> None:
     model = Served()
-    target = Target(list(QKV), model.qkv, own_of_linear, write_marlin)
-    targets = dict.fromkeys(QKV, target)
+    targets = _targets(model)
     take(model, targets, 1, "q")
     take(model, targets, 2, "vkq")
     expected = marlin_linear(packed_group([(r, HIDDEN) for r in QKV.values()], 2))
     assert torch.equal(model.qkv.weight, expected.weight)
 
 
-def _with_bias() -> Any:
+def _linear(**changed: Any) -> Any:
     layer = marlin_linear(packed_group([(128, HIDDEN)], 0))
-    layer.bias = nn.Parameter(torch.zeros(128))
-    return [(layer, ["o"])], {}
+    vars(layer).update(changed)
+    return layer
 
 
-def _with_padding() -> Any:
-    layer = marlin_linear(packed_group([(128, HIDDEN)], 0))
-    layer.weight = nn.Parameter(layer.weight.data.repeat(2, 1), requires_grad=False)
-    return [(layer, ["o"])], {}
-
-
-def _with_another_kernel() -> Any:
-    layer = marlin_linear(packed_group([(128, HIDDEN)], 0))
-    layer.scheme = SimpleNamespace(kernel=object())
-    return [(layer, ["o"])], {}
-
-
-def _with_bf16_experts() -> Any:
-    experts: Any = nn.Module()
-    experts.quant_method = type("UnquantizedFusedMoEMethod", (), {})()
-    return [(marlin_linear(packed_group([(128, HIDDEN)], 0)), ["o"])], {"mlp.experts": experts}
-
-
-def _with_a_layer_that_derives_weights() -> Any:
-    class Derives(nn.Module):
-        def process_weights_after_loading(self) -> None: ...
-
-    return [(marlin_linear(packed_group([(128, HIDDEN)], 0)), ["o"])], {"attn": Derives()}
-
-
-def _with_no_weight_of_the_trainer() -> Any:
-    return [(marlin_experts(*packed_experts(0)), [])], {}
-
-
-def _with_padded_experts() -> Any:
+def _padded_experts() -> Any:
     _, w2 = packed_experts(0, 96)  # that vLLM pads to 128
     layer = marlin_experts(*packed_experts(0, 128))
     layer.intermediate_size_per_partition = w2.shape[2]
-    return [(layer, EXPERT_NAMES)], {}
+    return layer
+
+
+class Derives(nn.Module):
+    """Makes weights of its own of those that were loaded."""
+
+    def process_weights_after_loading(self) -> None: ...
+
+
+def _bf16_experts() -> Any:
+    experts: Any = nn.Module()
+    experts.quant_method = type("UnquantizedFusedMoEMethod", (), {})()
+    return experts
 
 
 @pytest.mark.parametrize(
-    ("make", "why"),
+    ("layer", "names", "others", "why"),
     [
-        (_with_bias, "o: Marlin has its bias in another order"),
-        (_with_padding, "o: padded for Marlin"),
-        (_with_padded_experts, f"{', '.join(EXPERT_NAMES)}: padded for Marlin"),
-        (_with_another_kernel, "o: Module with a kernel that is not known"),
-        (_with_bf16_experts, "mlp.experts: Module is not known"),
-        (_with_a_layer_that_derives_weights, "attn: Derives is not known"),
-        (_with_no_weight_of_the_trainer, "Module holds none of the trainer's weights"),
+        (
+            lambda: _linear(bias=torch.zeros(1)),
+            ["o"],
+            {},
+            "o: Marlin has its bias in another order",
+        ),
+        (lambda: _linear(output_size_per_partition=64), ["o"], {}, "o: padded for Marlin"),
+        (_padded_experts, EXPERT_NAMES, {}, f"{', '.join(EXPERT_NAMES)}: padded for Marlin"),
+        (lambda: _linear(scheme=None), ["o"], {}, "o: Module with a kernel that is not known"),
+        (_linear, ["o"], {"mlp.experts": _bf16_experts()}, "mlp.experts: Module is not known"),
+        (_linear, ["o"], {"attn": Derives()}, "attn: Derives is not known"),
+        (_linear, [], {}, "Module holds none of the trainer's weights"),
     ],
 )
-def test_a_model_with_an_unknown_layer_is_not_written_in_place(make: Any, why: str) -> None:
+def test_a_model_with_an_unknown_layer_is_not_written_in_place(
+    layer: Callable[[], Any], names: list[str], others: dict[str, nn.Module], why: str
+) -> None:
     with pytest.raises(NotInPlace, match=f"^{re.escape(why)}$"):
-        find_targets(*make())
+        find_targets([(layer(), names)], others)
 
 
 @pytest.mark.parametrize("shape", [(256, HIDDEN), (128, 2 * HIDDEN), (192, HIDDEN), (64, HIDDEN)])

@@ -7,9 +7,6 @@ import torch
 
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
-import vllm
-from packaging.version import Version
-
 from qat_core.nvfp4 import PackedTensor
 from qat_core.rollout.vllm.in_place.sync import write_packed
 from qat_core.rollout.vllm.in_place.targets import find_targets
@@ -26,14 +23,12 @@ from tests.marlin_layers import (
     packed_experts,
     packed_group,
     prepare_for_marlin_on_a_cpu,
+    repacked_in_an_order,
     stacked,
     tensors_of,
 )
 
-pytestmark = pytest.mark.skipif(
-    Version(vllm.__version__) >= Version("0.30"),
-    reason="Marlin runs on CUDA, where vLLM is 0.24; from 0.30 it repacks without an order",
-)
+pytestmark = repacked_in_an_order
 
 ROWS, COLUMNS = -2, -1
 
