@@ -56,8 +56,10 @@ def packed(model: nn.Module) -> QuantPlan:
 
 
 @pytest.fixture(scope="module")
-def engines(folder: Path, packed: QuantPlan) -> dict[str, VllmEngine]:
-    return {"nvfp4": VllmEngine(folder, packed, **SETTINGS), "bf16": VllmEngine(folder, **SETTINGS)}
+def engines(folder: Path, model: nn.Module, packed: QuantPlan) -> dict[str, VllmEngine]:
+    of_nvfp4 = VllmEngine(folder, packed, **SETTINGS)
+    of_nvfp4.sync(weight_stream(model, packed, Recipe()))  # without weights it does not generate
+    return {"nvfp4": of_nvfp4, "bf16": VllmEngine(folder, **SETTINGS)}
 
 
 def _receive(worker: Any, buckets: list[Bucket]) -> int:
