@@ -135,22 +135,14 @@ __device__ __forceinline__ u32 product2(u32 a, u32 b) {
   return value;
 }
 
-// Both times the low half of b, or the high one.
-__device__ __forceinline__ u32 product_low(u32 a, u32 b) {
+// Both times half 0 of b, the low one, or half 1.
+template <int half>
+__device__ __forceinline__ u32 product_half(u32 a, u32 b) {
   u32 value;
-  asm("{\n.reg .b16 low, high;\n.reg .b32 both;\nmov.b32 {low, high}, %2;\nmov.b32 both, {low, low};\n"
-      "mul.rn.bf16x2 %0, %1, both;\n}\n"
+  asm("{\n.reg .b16 half0, half1;\n.reg .b32 both;\nmov.b32 {half0, half1}, %2;\n"
+      "mov.b32 both, {half%3, half%3};\nmul.rn.bf16x2 %0, %1, both;\n}\n"
       : "=r"(value)
-      : "r"(a), "r"(b));
-  return value;
-}
-
-__device__ __forceinline__ u32 product_high(u32 a, u32 b) {
-  u32 value;
-  asm("{\n.reg .b16 low, high;\n.reg .b32 both;\nmov.b32 {low, high}, %2;\nmov.b32 both, {high, high};\n"
-      "mul.rn.bf16x2 %0, %1, both;\n}\n"
-      : "=r"(value)
-      : "r"(a), "r"(b));
+      : "r"(a), "r"(b), "n"(half));
   return value;
 }
 
@@ -180,10 +172,10 @@ __device__ __forceinline__ void unpack(u32 (&weights)[2], u32 codes, u32 scale) 
 // 16 columns of a step.
 __device__ __forceinline__ void unpack(u32 (&weights)[4], u32 codes, u32 scales) {
   const u32 factors = factors_of(__byte_perm(scales, 0, 0x4140) * 16);
-  weights[0] = product_low(two_codes<0>(codes), factors);
-  weights[1] = product_high(two_codes<0>(codes >> 8), factors);
-  weights[2] = product_low(two_codes<4>(codes), factors);
-  weights[3] = product_high(two_codes<4>(codes >> 8), factors);
+  weights[0] = product_half<0>(two_codes<0>(codes), factors);
+  weights[1] = product_half<1>(two_codes<0>(codes >> 8), factors);
+  weights[2] = product_half<0>(two_codes<4>(codes), factors);
+  weights[3] = product_half<1>(two_codes<4>(codes >> 8), factors);
 }
 
 // 16 rows of x times eight columns, or 16 columns times eight rows.
