@@ -6,7 +6,7 @@
 // all of its slice of K. What a stage of STAGE_K numbers needs is copied to shared memory some
 // stages before, by every thread that copies from places that only move along K.
 //
-// Up to 32 rows a warp multiplies by itself (mma.sync), and every warp copies; from 64 on four of
+// Up to 16 rows a warp multiplies by itself (mma.sync), and every warp copies; from 32 on four of
 // them multiply together (wgmma), with rows from shared memory, and four more do nothing but copy,
 // so that nobody waits for all. What a step needs is read from there while others are unpacked and
 // multiplied.
@@ -18,7 +18,7 @@ typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned char u8;
 
-#define ALONE (ROWS < 64)
+#define ALONE (ROWS < 32)
 constexpr bool TOGETHER = !ALONE;
 constexpr int MULTIPLIERS = 32 * WARPS;  // threads
 constexpr int COPIERS = TOGETHER ? 128 : MULTIPLIERS;
@@ -28,8 +28,8 @@ constexpr int COPIED = COLUMNS < 64 ? 64 : COLUMNS;  // columns lie in groups of
 constexpr int STEPS = STAGE_K / 16;
 constexpr int AHEAD = STAGES - 1;
 // Steps whose codes are unpacked at once, while those before are multiplied. A warp waits at each
-// wgmma with columns in registers until that before is done, so that more of them hide less.
-constexpr int BATCH = ROWS == 128 ? 1 : 2;
+// wgmma with columns in registers until that before is done: of many rows, more of them hide less.
+constexpr int BATCH = ALONE || STEPS == 4 && ROWS == 32 ? 2 : 128 / ROWS;
 constexpr int CODE_BYTES = 8 * COPIED;  // of a step
 constexpr int CHUNKS = STAGE_K / 8;  // of a row; a chunk is what one copy brings
 // Rows lie in panels of 64 numbers, eight chunks: as wgmma reads them.
@@ -45,8 +45,8 @@ constexpr int X_COPIES = (ROWS * CHUNKS + COPIERS - 1) / COPIERS;
 constexpr int ROWS_AT_ONCE = COPIERS / CHUNKS;
 constexpr bool ALL_COPY = ROWS % ROWS_AT_ONCE == 0;  // else some threads have no last row
 constexpr int FULL_AT = STAGES * STAGE_BYTES, EMPTY_AT = FULL_AT + 8 * STAGES;  // barriers
-static_assert(EIGHTS == 2 || COLUMNS == 32 && WARPS == 4 && (ROWS == 16 || ROWS == 32),
-              "no such tile");
+static_assert(EIGHTS == 2 || COLUMNS == 32 && WARPS == 4 && ROWS == 16, "no such tile");
+static_assert(STEPS / BATCH % 2 == 0, "batches take turns with registers");
 static_assert(STEPS % STEPS_AT_ONCE == 0 && COPIERS % CHUNKS == 0, "some is not copied");
 static_assert(STAGE_K % 64 == 0, "rows lie in panels of 64 numbers");
 static_assert(STEPS * SCALE_CHUNKS <= COPIERS && AHEAD > 1, "too little is copied, or too late");
@@ -191,34 +191,27 @@ __device__ __forceinline__ void multiply_add_alone(float (&sum)[4], const u32 (&
 
 #if ALONE
 // Rows of x for a batch of two steps.
-using Rows = u32[ROWS == 8 ? 1 : ROWS / 8][4];
+using Rows = u32[ROWS / 8][4];
 
 __device__ __forceinline__ void load_batch(Rows& x, u32 at, int step) {
-  constexpr int HEIGHT = ROWS == 8 ? 8 : 16;
-  const int lane = threadIdx.x % 32, row = lane % HEIGHT, chunk = 2 * (step % 4) + lane / HEIGHT;
+  const int lane = threadIdx.x % 32, row = lane % ROWS, chunk = 2 * (step % 4) + lane / ROWS;
   const u32 from = at + step / 4 * PANEL_BYTES + row * ROW_BYTES;
 #pragma unroll
-  for (int of = 0; of < sizeof(Rows) / 16; ++of) {
-    const int later = ROWS == 8 ? 0 : 2 * (of / (ROWS / 16)), rows = ROWS == 8 ? 0 : of % (ROWS / 16);
-    load_rows(x[of], from + rows * 16 * ROW_BYTES + (chunk + later ^ row % 8) * 16);
-  }
+  for (int of = 0; of < ROWS / 8; ++of) load_rows(x[of], from + (chunk + 2 * of ^ row % 8) * 16);
 }
 
 __device__ __forceinline__ void multiply_add(Sums& sums, const Weights (&weights)[2],
                                              const Rows& x) {
+#pragma unroll
+  for (int of = 0; of < 2; ++of) {
 #if ROWS == 8
-  multiply_add_alone(sums[0], weights[0], x[0][0], x[0][1]);
-  multiply_add_alone(sums[0], weights[1], x[0][2], x[0][3]);
+    multiply_add_alone(sums[0], weights[of], x[0][2 * of], x[0][2 * of + 1]);
 #else
 #pragma unroll
-  for (int of = 0; of < ROWS / 8; ++of) {
-    const Weights& held = weights[of / (ROWS / 16)];
-    const int rows = of % (ROWS / 16);
-#pragma unroll
     for (int eight = 0; eight < EIGHTS; ++eight)
-      multiply_add_alone(sums[EIGHTS * rows + eight], x[of], held[eight], held[EIGHTS + eight]);
-  }
+      multiply_add_alone(sums[eight], x[of], weights[of][eight], weights[of][EIGHTS + eight]);
 #endif
+  }
 }
 
 __device__ __forceinline__ void wait_for_all(Sums&) {}
@@ -227,8 +220,9 @@ __device__ __forceinline__ void wait_for_all(Sums&) {}
 #define EIGHT(i) FOUR(i), FOUR(i + 1)
 #define SIXTEEN(i) EIGHT(i), EIGHT(i + 2)
 #define THIRTY_TWO(i) SIXTEEN(i), SIXTEEN(i + 4)
+#define NAMES_0_15 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define NAMES_0_31                                                                             \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"                       \
+  NAMES_0_15                                                                                   \
   ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define NAMES_0_63                                                                             \
   NAMES_0_31                                                                                   \
@@ -241,7 +235,10 @@ __device__ __forceinline__ void wait_for_all(Sums&) {}
 // All rows of x, at a descriptor in shared memory, times what the four warps hold in registers.
 __device__ __forceinline__ void multiply_add_together(Sums& s, const u32 (&a)[4],
                                                       unsigned long long rows) {
-#if ROWS == 64
+#if ROWS == 32
+  asm volatile(PRODUCT("32", NAMES_0_15, "%16, %17, %18, %19", "%20")
+               : SIXTEEN(0)
+#elif ROWS == 64
   asm volatile(PRODUCT("64", NAMES_0_31, "%32, %33, %34, %35", "%36")
                : THIRTY_TWO(0)
 #else
@@ -519,12 +516,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER
   wait_for_all(sums);
   add_slices(sums, shared);
 
-  // Through shared memory, as a thread's numbers lie far apart in the result; 16 or 32 rows of a
-  // dense one are faster without.
+  // Through shared memory, as a thread's numbers lie far apart in the result; 16 rows of a dense one
+  // are faster without.
   constexpr int OUT_BYTES = COLUMNS * 2 + 16;  // of a row, lest rows share banks
   constexpr int OUT_CHUNKS = COLUMNS / 8;
   static_assert(STAGES * STAGE_BYTES >= ROWS * OUT_BYTES, "the result does not fit where stages lay");
-  constexpr bool BY_ROW = ALONE && ROWS > 8;  // a thread has numbers of a row, not of a column
+  constexpr bool BY_ROW = ROWS == 16;  // a thread has numbers of a row, not of a column
   constexpr bool AT_ONCE = BY_ROW && !EXPERTS;
   auto place = [&](int row, int column) { return shared + row * OUT_BYTES + column * 2; };
   auto out_at = [&](int id, int column) { return out + (long long)id * n + column0 + column; };
@@ -535,12 +532,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER
       const int row = of * 8 + group, id = out_row(row);
 #pragma unroll
       for (int eight = 0; eight < EIGHTS; ++eight) {
-        const int owned = of / 2 * EIGHTS + eight, chunk = (warp + pair) % 4;
-        const float* sum = sums[owned] + of % 2 * 2;
+        const int chunk = (warp + pair) % 4;
+        const float* sum = sums[eight] + of * 2;
         const u32 both = rounded2(sum[0] * factor, sum[1] * factor);
         if (!AT_ONCE)
           store32(place(row, columns64 * 64 + (chunk * EIGHTS + eight) * 8 + pair * 2), both);
-        else if (id < rows && owns(owned))
+        else if (id < rows && owns(eight))
           *reinterpret_cast<u32*>(
               out_at(id, columns64 * 64 + chunk * 16 + (eight + half) * 8 + pair * 2)) = both;
       }
@@ -556,7 +553,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER
   meet_multipliers();
   for (int at = thread; at < ROWS * OUT_CHUNKS; at += MULTIPLIERS) {
     const int row = at / OUT_CHUNKS, chunk = at % OUT_CHUNKS, id = out_row(row);
-    if (id >= rows || !owns(BY_ROW ? row / 16 * EIGHTS + chunk % EIGHTS : row / 8)) continue;
+    if (id >= rows || !owns(BY_ROW ? chunk % EIGHTS : row / 8)) continue;
     copy_out(out_at(id, EIGHTS == 2 ? chunk * 8 : chunk * 16 + half * 8), place(row, chunk * 8));
   }
 }

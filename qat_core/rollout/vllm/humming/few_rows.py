@@ -16,7 +16,7 @@ from torch import Tensor
 from qat_core.options import BLOCK_SIZE
 from qat_core.rollout.vllm.humming.tiles import NUM_MULTIPROCESSORS
 
-TOGETHER_FROM = 64  # rows of a tile that four warps multiply together
+TOGETHER_FROM = 32  # rows of a tile that four warps multiply together
 BARRIER_BYTES = 8
 
 
@@ -39,15 +39,18 @@ TILES = {
     Tile(8, 64, 4): (44, 19, 128, 6),
     Tile(16, 32, 4): (41, 16, 128, 6),
     Tile(16, 64, 4): (54, 21, 128, 5),
-    Tile(32, 64, 4): (58, 31, 128, 5),
-    Tile(32, 128, 8): (97, 68, 128, 4),
+    Tile(32, 64, 4): (56, 43, 128, 5),
+    Tile(32, 128, 8): (84, 54, 128, 5),
+    Tile(32, 192, 12): (117, 98, 128, 5),
     Tile(64, 64, 4): (61, 39, 128, 5),
     Tile(64, 128, 8): (92, 79, 128, 6),
     Tile(64, 192, 12): (134, 113, 128, 5),
     Tile(128, 128, 8): (124, 108, 128, 4),
     Tile(128, 192, 12): (186, 159, 64, 6),
 }
-OF_EXPERTS = 128, 4  # instead of the last two: in fewer stages more blocks are there at once
+# Of experts, by rows: in fewer stages more blocks are there at once, as with fewer columns.
+EXPERT_STAGES = {8: 4, 16: 4, 32: 5, 64: 4, 128: 4}
+EXPERT_COLUMNS = 128
 TILE_ROWS = tuple(sorted({tile.rows for tile in TILES}))
 
 
@@ -115,7 +118,11 @@ def fastest(rows: int, n: int, slices: int) -> Tile:
 @cache
 def widest(rows: int, n: int) -> Tile:
     """The tile of so many rows where blocks are many: that with most columns a warp, then most."""
-    fitting = (tile for tile in TILES if tile.rows == rows and n % tile.columns == 0)
+    fitting = (
+        tile
+        for tile in TILES
+        if tile.rows == rows and tile.columns <= EXPERT_COLUMNS and n % tile.columns == 0
+    )
     return max(fitting, key=lambda tile: (tile.columns // tile.warps, tile.columns))
 
 
@@ -131,7 +138,8 @@ class Kernel(NamedTuple):
     @classmethod
     def of(cls, tile: Tile, k: int, *, slices: int = 1, experts: bool = False) -> "Kernel":
         """For sums of length K."""
-        longest, stages = OF_EXPERTS if experts else TILES[tile][2:]
+        longest, stages = TILES[tile][2:]
+        stages = EXPERT_STAGES[tile.rows] if experts else stages
         return cls(tile, math.gcd(longest, k // slices), stages, slices, experts)
 
 
