@@ -283,5 +283,5 @@ def log_probs(logits: Tensor, ids: Tensor, runner: int) -> Tensor:
             f"{tuple(logits.shape[:-1])}"
         )
     flat = logits.reshape(-1, logits.shape[-1])
-    found: Tensor = _LogProbs.apply(flat, ids.reshape(-1), runner)  # type: ignore[no-untyped-call]
+    found: Tensor = _LogProbs.apply(flat, ids.reshape(-1).contiguous(), runner)  # type: ignore[no-untyped-call]
     return found.view(ids.shape)

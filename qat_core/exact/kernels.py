@@ -99,6 +99,7 @@ def _norm(
 def norm_grads(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See `backward.norm_grads`; each program adds the weight's gradient over its own rows."""
     rows, width = x.shape
+    grad, x = grad.contiguous(), x.contiguous()  # a sum's gradient is one number, spread out
     block = triton.next_power_of_2(width)
     at_once = max(1, TILE // block)
     programs = min(PROGRAMS, triton.cdiv(rows, at_once))
@@ -217,6 +218,7 @@ def _silu_mul_grads(
 def log_prob_grad(grad_T: Tensor, logits: Tensor, ids_T: Tensor, found_T: Tensor) -> Tensor:
     """See `backward.log_prob_grad`: BF16 (T, V)."""
     tokens, vocabulary = logits.shape
+    grad_T = grad_T.contiguous()  # as in `norm_grads`
     grad_logits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     _log_prob_grad[tokens, triton.cdiv(vocabulary, TILE)](
         *(grad_T, logits, ids_T, found_T, grad_logits),

@@ -227,6 +227,24 @@ def test_a_tile_holds_most_experts_pairs(tokens: int, rows: int) -> None:
     assert few_rows.tile_rows(8 * tokens, 128) == rows
 
 
+@pytest.mark.parametrize(("pairs", "rows"), [(24, 8), (64, 16), (128, 32)])
+def test_ranks_that_share_out_experts_choose_tiles_by_the_pairs_of_all(
+    monkeypatch: pytest.MonkeyPatch, pairs: int, rows: int
+) -> None:
+    """Of 8 experts of two ranks; a rank has half of the pairs, and of the experts."""
+    from qat_core.rollout.vllm.humming import experts
+
+    chosen: list[int] = []
+    monkeypatch.setattr(experts, "is_exact", lambda: True)
+    monkeypatch.setattr(few_rows, "multiply_experts", lambda *given: chosen.append(given[4]))
+    monkeypatch.setattr(experts._Routing, "order", lambda *_: None)
+    ids = torch.zeros(pairs // 2, 2, dtype=torch.int32)
+    routing = experts._Routing(ids, 8, torch.zeros(8, dtype=torch.int32))
+    of_four = torch.zeros(4, 1)
+    experts.multiply(of_four, of_four, of_four, of_four, routing, of_four)
+    assert chosen == [rows]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("n", "k"), [(4096, 12288), (2048, 4096), (2048, 8192)])
 def test_halves_of_long_sums_are_added_whatever_the_rows(n: int, k: int) -> None:
@@ -254,11 +272,11 @@ def test_a_single_row_is_multiplied_with_whatever_lies_behind_it() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("top_k", [1, 4])
-@pytest.mark.parametrize("tokens", [1, 5, 70, 600])
-def test_experts_have_the_bits_of_the_grouped_product(tokens: int, top_k: int) -> None:
+@pytest.mark.parametrize(("tokens", "k"), [(1, 192), (5, 256), (70, 192), (70, 256), (600, 256)])
+def test_experts_have_the_bits_of_the_grouped_product(tokens: int, k: int, top_k: int) -> None:
     from qat_core.rollout.vllm.humming import experts
 
-    count, n, k = 16, 384, 192
+    count, n = 16, 384
     packed = _packed(count, n, k)
     words, scale = to_layout(packed.codes, packed.block_scale)
     multiplier = packed.global_scale.reciprocal().expand(count).contiguous()

@@ -85,3 +85,17 @@ def test_log_prob_grad_of_rows_that_lie_apart(kernels, device):
     (expected,) = torch.autograd.grad(found, (wide,), grad.double())
     result = kernels.log_prob_grad(grad, logits, ids, found.detach().float())
     assert _error(result, expected) < BF16_ERROR
+
+
+def test_grads_that_a_sum_spreads_out(kernels, device):
+    """They have strides of 0: one number in memory for all of them."""
+    x = torch.randn(5, 2, 96, device=device).bfloat16()[:, 0]
+    weight = torch.randn(96, device=device).bfloat16()
+    grad, one = (torch.randn(1, device=device).to(it) for it in (x.dtype, torch.float32))
+    found = kernels.norm_grads(grad.expand(5, 96), x, weight, 1e-6)
+    expected = kernels.norm_grads(grad.repeat(5, 96), x.clone(), weight, 1e-6)
+    assert all(map(torch.equal, found, expected))
+    logits = torch.randn(5, 96, device=device).bfloat16()
+    ids, told = torch.randint(96, (5,), device=device), torch.randn(5, device=device)
+    found = kernels.log_prob_grad(one.expand(5), logits, ids, told)
+    assert torch.equal(found, kernels.log_prob_grad(one.repeat(5), logits, ids, told))

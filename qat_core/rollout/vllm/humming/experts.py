@@ -117,7 +117,7 @@ class _Routing:
     """
 
     def __init__(self, topk_ids: Tensor, num_experts: int, expert_map: Tensor | None) -> None:
-        self.topk_ids, self._num_experts, self._map = topk_ids, num_experts, expert_map
+        self.topk_ids, self.num_experts, self._map = topk_ids, num_experts, expert_map
         self._orders: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         most = num_experts // SPARSITY_FACTOR
         self._alone = None if expert_map is not None else _pairs_alone(most, topk_ids.device)
@@ -126,7 +126,7 @@ class _Routing:
         """Pairs in the order of tiles, padded; the expert of each tile; how many with padding."""
         if tile_rows not in self._orders:
             self._orders[tile_rows] = self._without_sorting(tile_rows) or moe_align_block_size(
-                self.topk_ids, tile_rows, self._num_experts, self._map, ignore_invalid_experts=True
+                self.topk_ids, tile_rows, self.num_experts, self._map, ignore_invalid_experts=True
             )
         return self._orders[tile_rows]
 
@@ -166,8 +166,8 @@ def multiply(
         routing: of the layer.
         out: BF16 (pairs, N).
     """
-    experts = len(scale)
-    if is_exact() and (pairs := routing.topk_ids.numel()) <= EXACT_ROWS * experts:
+    pairs, experts = routing.topk_ids.numel(), routing.num_experts  # of all ranks, both
+    if is_exact() and pairs <= EXACT_ROWS * experts:
         tile = few_rows.tile_rows(pairs, experts)
         few_rows.multiply_experts(x, words, scale, multiplier, tile, routing.order(tile), out)
     else:
