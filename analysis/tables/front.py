@@ -110,7 +110,7 @@ def _decoding(benchmarks: Path) -> Row:
     exact = {name: it for name, it in engines_of(servings).items() if name.endswith(":exact")}
     speeds = [number(it, key) for it in exact.values() for key in it if key.startswith(SPEED)]
     return _row(
-        f"Exact mode: decoding speed over BF16's, Qwen3-30B-A3B, {AT_ONCE} sequences",
+        f"Exact mode, 4 bits: decoding speed over BF16's, Qwen3-30B-A3B, {AT_ONCE} sequences",
         show_ratio(number(exact[f"{MODEL}:exact"], f"{SPEED}{AT_ONCE}")),
         f"{show_ratio(min(speeds))} to {show_ratio(max(speeds))}: Qwen3-8B too, 1 to {AT_ONCE}",
         "docs/exact.md#what-it-costs",

@@ -65,8 +65,10 @@ def run(arguments: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
 def _compare_exact(arguments: argparse.Namespace, console: Console) -> tuple[bool, dict[str, Any]]:
     from qat_core.doctor.exact import compare_exact
 
-    if arguments.device != "cuda":
-        raise ValueError(f"--device: {arguments.device}: only kernels of a GPU are exact; use cuda")
+    if arguments.device != "cuda" or not torch.cuda.is_available():
+        raise ValueError(
+            "--exact: kernels of a GPU are exact; use --device cuda, on a machine with one"
+        )
     found = compare_exact(
         _folder(arguments),
         read_recipe(arguments.recipe, "--recipe"),

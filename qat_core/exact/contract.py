@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from qat_core.exact import experts, functions, halves, layout, model, operators, products, slices
+from qat_core.training.preparation import state_of
 
 CONTRACT_NAME = "qat_core:contract"  # of the tensor that carries it through a stream
 ALIGNMENT = 4  # bytes, as for all tensors of a stream
@@ -59,7 +60,17 @@ def shared(config: Any) -> dict[str, str]:
 
 
 def needed(exact_model: Any) -> dict[str, str]:
-    """What the trainer of a model needs of its engine."""
+    """What the trainer of a model needs of its engine.
+
+    Raises:
+        ValueError: weights are rounded with scales that are no powers of two.
+    """
+    state = state_of(exact_model)
+    if state is not None and state.policy != "pow2":
+        raise ValueError(
+            f"exact: scale_policy {state.policy}: a weight times its scale is rounded in training "
+            "alone; use pow2"
+        )
     return {**shared(exact_model.config), **NEEDED, **of_ranks(model.ranks_of(exact_model))}
 
 

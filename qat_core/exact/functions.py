@@ -275,8 +275,13 @@ def log_probs(logits: Tensor, ids: Tensor, runner: int) -> Tensor:
         FP32 (...).
 
     Raises:
-        ValueError: shapes that do not fit.
+        ValueError: shapes that do not fit, logits of another dtype, or no such model runner.
     """
+    if logits.dtype != torch.bfloat16 or runner not in (1, 2):
+        raise ValueError(
+            f"log_probs: got logits in {logits.dtype} and runner {runner}, needs bfloat16 and 1 or "
+            "2, see qat_core.exact.model.model_runner"
+        )
     if logits.shape[:-1] != ids.shape:
         raise ValueError(
             f"ids: shape {tuple(ids.shape)}, needs that of logits without the vocabulary, "

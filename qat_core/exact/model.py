@@ -240,7 +240,10 @@ def _attention_forward(
     if past_key_values is not None:
         raise ValueError("exact: needs use_cache=False; sample with the rollout engine")
     if hidden_states.dtype != torch.bfloat16:
-        raise ValueError(f"exact: computes in bfloat16, got {hidden_states.dtype}")
+        raise ValueError(
+            f"exact: computes in bfloat16, got {hidden_states.dtype}: load the model with "
+            "dtype=torch.bfloat16, or shard FP32 weights with param_dtype=torch.bfloat16"
+        )
     if attention_mask is not None and attention_mask.ndim != 2:
         shape = tuple(attention_mask.shape)
         raise ValueError(f"exact: attention_mask: needs (sequences, tokens), got {shape}")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qat_core import Recipe, prepare
 from qat_core.exact import is_exact, log_probs, make_exact
-from qat_core.exact.contract import ALIGNMENT, from_tensor, require_kept, to_tensor
+from qat_core.exact.contract import ALIGNMENT, from_tensor, needed, require_kept, to_tensor
 from qat_core.exact.layout import Layouts, find_layout
 from qat_core.options import Keep
 from qat_core.training.parameter import FakeQuantizedTensor
@@ -129,9 +129,26 @@ def test_a_pass_in_inference_mode_leaves_nothing_that_training_cannot_read(
                 weight.mul_(1.5)
 
 
-def test_logits_of_other_tokens_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"ids: shape \(4, 39\), needs .* \(4, 40\)"):
-        _exact(torch.zeros(4, 40, 8, dtype=torch.bfloat16), torch.zeros(4, 39, dtype=torch.long))
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "runner", "named"),
+    [
+        (39, torch.bfloat16, 2, r"ids: shape \(4, 39\), needs .* \(4, 40\)"),
+        (40, torch.float16, 2, "logits in torch.float16 and runner 2, needs bfloat16 and 1 or 2"),
+        (40, torch.bfloat16, 3, "logits in torch.bfloat16 and runner 3, needs"),
+    ],
+)
+def test_other_logits_ids_and_runners_are_refused(
+    tokens: int, dtype: torch.dtype, runner: int, named: str
+) -> None:
+    with pytest.raises(ValueError, match=named):
+        log_probs(torch.zeros(4, 40, 8, dtype=dtype), torch.zeros(4, tokens).long(), runner)
+
+
+def test_scales_that_are_no_powers_of_two_have_no_contract() -> None:
+    model = _exact_model(_model("qwen3"))
+    prepare(model, Recipe.full(scale_policy="amax"))
+    with pytest.raises(ValueError, match=r"scale_policy amax: .* use pow2"):
+        needed(model)
 
 
 @pytest.mark.parametrize(("keep", "stays"), [(None, True), ("rounded", True), ("packed", False)])

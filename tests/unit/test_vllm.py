@@ -57,6 +57,14 @@ def test_an_engine_that_serves_other_weights_in_nvfp4_is_refused() -> None:
         engine._require_coverage()
 
 
+@pytest.mark.parametrize(("name", "value"), [("temperature", 0.7), ("top_p", 0.9), ("top_k", 5)])
+def test_exact_rollouts_refuse_what_changes_log_probs(name: str, value: float) -> None:
+    engine = object.__new__(VllmEngine)
+    engine._is_exact = True
+    with pytest.raises(ValueError, match=f"{name}: {value}: exact rollouts need"):
+        engine.sample([[1]], 4, 0, **{"temperature": 1.0, name: value})
+
+
 def test_overrides_of_a_model_whose_weights_are_to_come_are_refused(tmp_path: Path) -> None:
     packed = SimpleNamespace(quantized=("a",))
     with pytest.raises(ValueError, match=r"hf_overrides: .*; change .*config\.json instead"):

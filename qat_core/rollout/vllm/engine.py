@@ -31,6 +31,11 @@ from qat_core.weights.comparison import require_same
 from qat_core.weights.hub_names import HubNames, Weight, meta_weights
 from qat_core.weights.layouts import stored_tensors
 
+# Of sampling, what leaves the log-probs of tokens as the model has them.
+UNCHANGED = {
+    **{"temperature": (1, 0), "top_p": (1,), "top_k": (0, -1), "min_p": (0,)},
+    **{"repetition_penalty": (1,), "presence_penalty": (0,), "frequency_penalty": (0,)},
+}
 ONE_WORKER = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 OF_SYNCS: CheckpointFormat = "compressed-tensors"  # whose layout the loaders of syncs know
 
@@ -77,6 +82,7 @@ class VllmEngine:
             _require_no_overrides(settings, model_dir)
         _require_one_process(settings, self.one_worker)
         model = meta_model(model_dir)
+        self._is_exact = exact
         if exact:
             settings |= _exact_settings(model, settings)
         self.end_ids, self.pad_id = special_ids(model_dir)
@@ -221,7 +227,12 @@ class VllmEngine:
 
         Without a seed no prompt has one, as in verl: other tokens each time. vLLM 0.24 draws for
         prompts with seeds one after the other where its first model runner serves: Qwen3's MoE.
+
+        Raises:
+            ValueError: as `generate`, and for settings that change log-probs of exact rollouts.
         """
+        if self._is_exact:
+            _require_unchanged(settings)
         seeds = random.Random(seed)
         sampling = [
             self._vllm.SamplingParams(
@@ -314,6 +325,12 @@ def _exact_settings(model: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     require_exact(model.config)
     os.environ[EXACT_VARIABLE] = "1"
     return {name: settings.get(name, {}) | it for name, it in EXACT_SETTINGS.items()}
+
+
+def _require_unchanged(settings: Mapping[str, float]) -> None:
+    for name, value in settings.items():
+        if value not in UNCHANGED.get(name, (value,)):
+            raise ValueError(f"{name}: {value}: exact rollouts need {UNCHANGED[name][0]}")
 
 
 def _require_no_overrides(settings: Mapping[str, Any], model_dir: Path) -> None:

@@ -179,7 +179,7 @@ MISTAKES: dict[str, tuple[Make, str]] = {
         given("--band", "dense"),
         "--band: changes nothing for a checkpoint; leave it out",
     ),
-    "exact-on-a-cpu": (given("--exact"), "--device: cpu: only kernels of a GPU are exact"),
+    "exact-on-a-cpu": (given("--exact"), "--exact: kernels of a GPU are exact"),
     "idle-for-exact": (
         given("--exact", "--top-p", "0.9"),
         r"--top-p: changes nothing for an exact comparison \(--exact\); leave it out",
