@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 PROGRAM = "verl.trainer.main_ppo"
+NOT_EXACT = re.compile(r"\++(exact(?:@_global_)?=(?!on$).*)")  # in Hydra's words, without a fix
 VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 EXAMPLE = "python -m verl.trainer.main_ppo +nvfp4@_global_=w4a16 ..."
 
@@ -59,7 +60,7 @@ def main(
     try:
         check(parse(given))
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(*(f"error: {line}" for line in str(error).splitlines()), sep="\n", file=sys.stderr)
         sys.exit(2)
     except SystemExit as error:  # of the callbacks, which end a run of verl with code 1
         if isinstance(error.code, str):
@@ -87,7 +88,7 @@ def check(command: Command) -> None:
     from omegaconf import DictConfig, OmegaConf
 
     import qat_core.verl.hydra_namespace  # noqa: F401 - as verl's start does
-    from qat_core.verl.near_misses import watch
+    from qat_core.verl.near_misses import USE_EXACT, watch
 
     chosen = []
 
@@ -105,7 +106,10 @@ def check(command: Command) -> None:
         try:
             hydra.main(config_path=str(folder), config_name=name, version_base=None)(ran)()
         except Exception as error:  # of any kind: it reads what a user writes
-            raise ValueError(f"Hydra: {' '.join(str(error).split())}") from error
+            lines = [f"Hydra: {' '.join(str(error).split())}"]
+            wrong = filter(None, map(NOT_EXACT.fullmatch, command.arguments))
+            lines += [f"{match[1].replace('=', ': ')}: {USE_EXACT}" for match in wrong]
+            raise ValueError("\n".join(lines)) from error
     if not any("worker_extension_cls" in (vllm or {}) for vllm in chosen):
         print("qat_core: takes no part: the command has no +nvfp4@_global_=w4a16")
 

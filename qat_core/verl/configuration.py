@@ -148,7 +148,9 @@ def complete(config: DictConfig) -> str:
 
 def _require_worker(config: DictConfig, given: str) -> None:
     if OmegaConf.select(config, f"{VLLM}.worker_extension_cls") is None:
-        raise ValueError(f"{given}: give +nvfp4=w4a16 too, or +nvfp4=off for BF16")
+        raise ValueError(
+            f"{given}: give +nvfp4@_global_=w4a16 too, or +nvfp4@_global_=off for BF16"
+        )
 
 
 def _serve(config: DictConfig, qat: Any) -> Recipe:

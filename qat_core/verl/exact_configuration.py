@@ -3,6 +3,8 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -16,6 +18,7 @@ from qat_core.rollout.vllm.switches import (
     require_unset,
 )
 from qat_core.verl.rules import (
+    APART,
     MODEL,
     PARAM_DTYPE,
     QAT,
@@ -23,10 +26,12 @@ from qat_core.verl.rules import (
     ROLLOUT,
     VLLM,
     Rule,
+    is_count,
     is_not_set,
     one_of,
     require,
     synchronous,
+    together,
     unsplit,
 )
 
@@ -43,28 +48,37 @@ SETTINGS = {
 TENSOR_PARALLEL = f"{ROLLOUT}.tensor_model_parallel_size"
 EXPERT_PARALLEL = f"{ROLLOUT}.expert_parallel_size"
 # `qat_core.exact.halves` adds as two ranks do
-IN_HALVES = "a sum of more than two has no one order; use 1 or 2"
+RANK_RULES = (
+    Rule(TENSOR_PARALLEL, is_count, "use 1 or 2, as a number"),
+    Rule(EXPERT_PARALLEL, lambda v: v is None or is_count(v), "use 1 or 2, as a number"),
+    *(
+        Rule(
+            key,
+            lambda v: not is_count(v) or v <= 2,
+            "a sum of more than two has no one order; use 1 or 2",
+        )
+        for key in (TENSOR_PARALLEL, EXPERT_PARALLEL)
+    ),
+)
+# trainers apart from their rollouts, which are refused, set it themselves
+BYPASS_RULE = Rule(
+    "algorithm.rollout_correction.bypass_mode", is_not_set, "nothing would be compared; use false"
+)
 
 RULES = (
     Rule("trainer.device", one_of("cuda", None), "exact kernels are those of a GPU; use cuda"),
     *synchronous("older weights have other bits"),
-    Rule(
-        "algorithm.rollout_correction.bypass_mode",
-        is_not_set,
-        "nothing would be compared; use false",
-    ),
     Rule(f"{ROLLOUT}.calculate_log_probs", one_of(True), "nothing would be compared; use true"),
     Rule(f"{ROLLOUT}.temperature", one_of(1, 1.0), "proven at 1; use 1"),
     Rule(f"{ROLLOUT}.top_p", one_of(1, 1.0), "proven at 1; use 1"),
     Rule(f"{ROLLOUT}.top_k", one_of(-1), "proven without; use -1"),
+    Rule(f"{ROLLOUT}.repetition_penalty", one_of(1, 1.0, None), "proven at 1; use 1"),
     Rule(
         f"{ROLLOUT}.logprobs_mode",
         one_of("processed_logprobs", None),
         "proven with processed_logprobs; remove the key",
     ),
     Rule(f"{ROLLOUT}.dtype", one_of("bfloat16"), "proven in bfloat16; use bfloat16"),
-    Rule(TENSOR_PARALLEL, one_of(1, 2), IN_HALVES),
-    Rule(EXPERT_PARALLEL, one_of(1, 2, None), IN_HALVES),
     Rule(f"{MODEL}.use_liger", is_not_set, "its kernels have other bits; use false"),
     Rule(f"{MODEL}.use_fused_kernels", is_not_set, "its kernels have other bits; use false"),
     Rule(f"{MODEL}.tiled_mlp.enabled", is_not_set, "not proven; use false"),
@@ -91,18 +105,15 @@ RULES = (
 
 def complete_exact(config: DictConfig) -> None:
     """Fills in what exact training and rollouts need; ValueError for what was never proven."""
-    require(config, RULES)
-    for environment in _environments(config):
-        require_no_kernels(environment)
-    tensor_parallel, expert_parallel = (
-        int(OmegaConf.select(config, key) or 1) for key in (TENSOR_PARALLEL, EXPERT_PARALLEL)
+    is_apart = any(OmegaConf.select(config, section) for section in APART)
+    model = _model(config)
+    together(
+        lambda: require(config, RULES if is_apart else (*RULES, BYPASS_RULE)),
+        *(partial(require_no_kernels, environment) for environment in _environments(config)),
+        lambda: _require_model(model),
+        lambda: _require_ranks(config, model),
     )
-    if expert_parallel not in (1, tensor_parallel):
-        raise ValueError(
-            f"{EXPERT_PARALLEL}: {expert_parallel}: the ranks that share out experts are those of "
-            f"{TENSOR_PARALLEL}, {tensor_parallel}; use the same for both, or 1 here"
-        )
-    _require_model(config, tensor_parallel, expert_parallel > 1)
+    tensor_parallel, expert_parallel = _ranks(config)
     others = OmegaConf.select(config, f"{ENVIRONMENT}.{MODULES_VARIABLE}")
     others = others or os.environ.get(MODULES_VARIABLE)
     variables = {
@@ -130,19 +141,42 @@ def _environments(config: DictConfig) -> Iterator[Mapping[str, str]]:
     yield OmegaConf.select(config, ENVIRONMENT) or {}
 
 
-def _require_model(config: DictConfig, tensor_parallel: int, expert_parallel: bool) -> None:
-    """Of a model whose configuration can be read here; others are refused by their workers."""
-    from qat_core.exact.model import Ranks, require_exact, require_ranks
+def _model(config: DictConfig) -> Any:
+    """Its configuration, None where it cannot be read here: workers refuse it then."""
     from qat_core.verl.actor_model import read_configs
 
     try:
-        _, model = read_configs(config)
+        return read_configs(config)[1]
     except Exception:  # said by `describe_packed`
-        return
-    with _named(f"{MODEL}.path", "train another model, or leave +exact=on out"):
-        require_exact(model)
-    with _named(TENSOR_PARALLEL):
-        require_ranks(model, Ranks(tensor_parallel, expert_parallel))
+        return None
+
+
+def _require_model(model: Any) -> None:
+    from qat_core.exact.model import require_exact
+
+    if model is not None:
+        with _named(f"{MODEL}.path", "train another model, or leave +exact=on out"):
+            require_exact(model)
+
+
+def _ranks(config: DictConfig) -> tuple[int, int]:
+    """Tensor and expert parallel ones."""
+    return OmegaConf.select(config, TENSOR_PARALLEL), OmegaConf.select(config, EXPERT_PARALLEL) or 1
+
+
+def _require_ranks(config: DictConfig, model: Any) -> None:
+    from qat_core.exact.model import Ranks, require_ranks
+
+    require(config, RANK_RULES)
+    tensor_parallel, expert_parallel = _ranks(config)
+    if expert_parallel not in (1, tensor_parallel):
+        raise ValueError(
+            f"{EXPERT_PARALLEL}: {expert_parallel}: the ranks that share out experts are those of "
+            f"{TENSOR_PARALLEL}, {tensor_parallel}; use the same for both, or 1 here"
+        )
+    if model is not None:
+        with _named(TENSOR_PARALLEL):
+            require_ranks(model, Ranks(tensor_parallel, expert_parallel > 1))
 
 
 @contextmanager

@@ -17,12 +17,15 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from qat_core.verl.precedence import GROUPS, entries_in_order
+from qat_core.verl.precedence import GROUPS, as_default, entries_in_order
 from qat_core.verl.rules import OWN_KEYS, QAT, refusal
 
 CLOSE = 0.8  # of difflib's ratio: two letters exchanged in `nvfp4` have just that
 OURS = ("nvfp4", "w4a16")
-SECTIONS = ("hydra", "actor_rollout_ref", "trainer", "ray_kwargs")  # that this project's files set
+# that this project's files set
+SECTIONS = ("hydra", "actor_rollout_ref", "trainer", "ray_kwargs", "exact")
+EXACT_NAMES = ("exact", "exact_mode")
+USE_EXACT = 'use +exact=on, in a file\'s defaults exact: "on"; leave it out for no exact mode'
 
 
 class RefuseNearMisses(Callback):  # type: ignore[misc]
@@ -62,6 +65,8 @@ def require_read(config: DictConfig) -> None:
     del content["hydra"]
     seen = {f"{package}.{top}" for *_, package in misplaced for top in SECTIONS}
     seen |= {package for group, _, package in misplaced if package == group}
+    if ("exact", "on", "") in chosen and content.get("exact") is True:
+        seen.add("exact")
     found = [
         *(_misplaced(*each) for each in misplaced),
         *_empty_choices(config.hydra.overrides.task),
@@ -78,7 +83,7 @@ def require_read(config: DictConfig) -> None:
 def _misplaced(group: str, choice: str, package: str) -> str:
     return (
         f"{group}@{package}: {choice}: would be composed below {package}, where nothing reads it; "
-        f"write +{group}@_global_={choice}, in a file {group}: {choice}"
+        f"write +{group}@_global_={choice}, in a file's defaults {as_default(group, choice)}"
     )
 
 
@@ -101,10 +106,13 @@ def _plain_keys(section: dict[Any, Any], prefix: str, seen: set[str]) -> Iterato
             group = str(name)
         if not prefix and _text(value) in OURS:  # below, it may name an experiment
             group = "nvfp4"
-        if group:
+        if name in EXACT_NAMES and prefix.partition(".")[0] in ("", *SECTIONS):
+            yield f"{said}: nothing reads it; {USE_EXACT}"
+        elif group:
             choices = [it for it in GROUPS[group] if it == _text(value)] or GROUPS[group]
             right = f"+{group}@_global_={' or '.join(choices)}"
-            yield f"{said}: nothing reads it; write {right}, in a file a line of its defaults"
+            lines = " or ".join(as_default(group, it) for it in choices)
+            yield f"{said}: nothing reads it; write {right}, in a file's defaults {lines}"
         elif is_section:
             yield from _plain_keys(value, f"{key}.", seen)
         elif _is_own(str(name), prefix) and key != f"{QAT}.{name}":

@@ -101,7 +101,12 @@ def _fix(file: _File, key: str, group: str, choice: str) -> str:
     """A file of a group can list only what is in its own section, and others come after it."""
     if "/" in file.path:
         return f"add {key}={_text(file.settings[key])} to the command"
-    return f"put {{{group}: {choice}}} before _self_ in its defaults instead"
+    return f"put {{{as_default(group, choice)}}} before _self_ in its defaults instead"
+
+
+def as_default(group: str, choice: str) -> str:
+    """A line of a file's defaults; YAML takes `on` and `off` without quotes for booleans."""
+    return f'{group}: "{choice}"' if choice in ("on", "off") else f"{group}: {choice}"
 
 
 def _settings(config: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
 REPLAY_MODE = f"{FSDP}.router_replay.mode"
 SERVED = f"{VLLM}.hf_overrides.quantization_config"
 PARAM_DTYPE = f"{FSDP}.mixed_precision.param_dtype"
+APART = ("async_training", "rollout")  # of trainers apart from rollouts, the second of one-step-off
 OWN_KEYS = ("train", "scale_policy", "block_scale_method")  # of QAT, beside verl's
 
 
@@ -30,6 +31,11 @@ def is_not_set(value: Any) -> bool:
     return value in (None, 0, False, "")
 
 
+def is_count(value: Any) -> bool:
+    """Whether a value is a whole number above 0."""
+    return type(value) is int and value > 0
+
+
 def one_of(*values: Any) -> Callable[[Any], bool]:
     """A rule that allows these values."""
     return lambda value: value in values
@@ -43,10 +49,9 @@ def unsplit(why: str) -> tuple[Rule, ...]:
 
 def synchronous(why: str) -> tuple[Rule, ...]:
     """Rules that refuse trainers whose rollouts may come from older weights."""
-    sections = ("async_training", "rollout")  # the second of one-step-off
     return (
         Rule("trainer.v1.trainer_mode", one_of(None, "sync"), f"{why}; use sync"),
-        *(Rule(section, one_of(None), f"{why}; use ppo_trainer") for section in sections),
+        *(Rule(section, one_of(None), f"{why}; use ppo_trainer") for section in APART),
     )
 
 
@@ -228,4 +233,5 @@ def _broken(config: DictConfig, rules: Iterable[Rule]) -> Iterator[str]:
     for rule in rules:
         value = OmegaConf.select(config, rule.key, throw_on_missing=False)
         if not rule.allows(value):
-            yield f"{rule.key}: {value}: {rule.fix}"
+            said = "" if isinstance(value, DictConfig) else f"{value}: "  # a section is long
+            yield f"{rule.key}: {said}{rule.fix}"

@@ -36,6 +36,7 @@ OVERRIDDEN = {
     "worker": (WORKER, "a.B", "nvfp4", "w4a16"),
     "strategy in BF16": (f"{ACTOR}.strategy", "fsdp", "nvfp4", "off"),
     "module": ("actor_rollout_ref.model.external_lib", "my.module", "attention", "sdpa"),
+    "ranks": (f"{ROLLOUT}.tensor_model_parallel_size", 2, "exact", "on"),
     "sampler": ("trainer.v1.sampler.custom_sampler.path", "pkg://my.sampler", "sampler", "quick"),
 }
 
@@ -53,9 +54,10 @@ def test_a_key_of_a_file_that_the_line_would_override_is_refused(
     with pytest.raises(SystemExit) as ended:
         started(f"+{group}={choice}", *others, config=written(tmp_path, key, value))
     said = str(value).lower() if isinstance(value, bool) else value
+    line = f'{name}: "{choice}"' if choice in ("on", "off") else f"{name}: {choice}"
     assert ended.value.code == (
         f"error: {key}: {said} in mine.yaml, but +{name}={choice} comes after it; "
-        f"put {{{name}: {choice}}} before _self_ in its defaults instead"
+        f"put {{{line}}} before _self_ in its defaults instead"
     )
 
 
@@ -112,6 +114,9 @@ def test_of_two_choices_none_wins() -> None:
         started("+nvfp4=[w4a16,off]", *COMMAND[1:])
 
 
+USE_EXACT = (
+    'nothing reads it; use \\+exact=on, in a file\'s defaults exact: "on"; leave it out for no'
+)
 RIGHT = r"nothing reads it; write \+nvfp4@_global_="
 NEAR_MISSES = {
     "package": (
@@ -120,6 +125,18 @@ NEAR_MISSES = {
     ),
     "package of verl's": ("+nvfp4@actor_rollout_ref=off", r"nvfp4@actor_rollout_ref: off: would"),
     "package of another group": ("+platform@_global=cpu", r"write \+platform@_global_=cpu"),
+    "package of the exact mode": (
+        "+exact@_global=on",
+        r'write \+exact@_global_=on, in a file\'s defaults exact: "on"',
+    ),
+    "package of verl's with the exact mode": ("+exact@actor_rollout_ref=on", "exact@actor_rollout"),
+    **{
+        override: (override, rf"exact(_mode)?: {override.partition('=')[2]}: {USE_EXACT}")
+        for override in (
+            *("+exact_mode=on", "+actor_rollout_ref.exact=true", f"++{ROLLOUT}.exact=on"),
+            f"+{ACTOR}.exact=yes",
+        )
+    },
     "letters": ("+nvpf4=w4a16", f"nvpf4: w4a16: {RIGHT}w4a16"),
     "a group of any name": ("+fp4=w4a16", f"fp4: w4a16: {RIGHT}w4a16"),
     "capitals": ("+NVFP4=W4A16", f"NVFP4: w4a16: {RIGHT}w4a16"),
@@ -156,15 +173,17 @@ def test_a_near_miss_is_refused(case: str) -> None:
     ("key", "value", "defaults", "line"),
     [
         ("trainer.device", "cpu", [{"nvfp4@_global": "w4a16"}], "nvfp4@_global: w4a16: would be"),
-        ("nvfp4", "w4a16", [], f"nvfp4: w4a16: {RIGHT}w4a16, in a file a line of its defaults"),
-        ("nvfp4", False, [], f"nvfp4: off: {RIGHT}off"),  # YAML's off
+        ("nvfp4", "w4a16", [], f"nvfp4: w4a16: {RIGHT}w4a16, in a file's defaults nvfp4: w4a16"),
+        ("nvfp4", False, [], f'nvfp4: off: {RIGHT}off, in a file\'s defaults nvfp4: "off"'),
+        ("exact", True, [], f"exact: true: {USE_EXACT}"),  # YAML's on
+        ("exact", False, [{"nvfp4": "off"}, {"exact": "on"}], f"exact: off: {USE_EXACT}"),
     ],
 )
 def test_a_near_miss_of_a_file_is_refused(
     tmp_path: Path, key: str, value: object, defaults: list[object], line: str
 ) -> None:
     with pytest.raises(SystemExit, match=rf"\Aerror: {line}[^\n]*\Z"):
-        started(MICRO_BATCH, config=written(tmp_path, key, value, *defaults))
+        started(*COMMAND[1:], config=written(tmp_path, key, value, *defaults))
 
 
 def test_a_near_miss_beside_the_right_line_is_refused_with_all_else() -> None:
@@ -199,7 +218,12 @@ def test_a_near_miss_beside_the_right_line_is_refused_with_all_else() -> None:
 def test_a_command_without_our_names_is_left_alone(
     config: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    given = ["trainer.experiment_name=nvfp4-w4a16", f"{QAT}.mode=w4a16", MICRO_BATCH]
+    given = [
+        "trainer.experiment_name=nvfp4-w4a16",
+        "+reward.exact=true",
+        f"{QAT}.mode=w4a16",
+        MICRO_BATCH,
+    ]
     content = started(*given, config=config)
     assert "qat_core" not in str({k: v for k, v in content.items() if k != "hydra"})
     assert capfd.readouterr() == ("", "")

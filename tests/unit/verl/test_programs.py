@@ -79,6 +79,14 @@ REFUSED = {
         ["main_generation_server"],
     ),
     "a key that verl does not have": ([*PPO, *COMMAND, "trainer.nodes=2"], ["Hydra"]),
+    **{
+        f"no choice of the exact mode: {value}": (
+            [*PPO, *COMMAND, f"+exact={value}"],
+            ["Hydra", "exact"],
+        )
+        for value in ("true", "1", "null", "yes", "off")
+    },
+    "the exact mode twice": ([*PPO, *COMMAND, "+exact=on", "+exact=on"], ["Hydra"]),
     "many runs": ([*PPO, *COMMAND, "--multirun"], ["--multirun"]),
     "no program": (["python", "-m", "verl.trainer.none"], ["verl.trainer.none"]),
     "no program of Hydra's": (["python", "-m", "verl.protocol"], ["verl/protocol.py"]),

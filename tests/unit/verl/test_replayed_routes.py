@@ -65,8 +65,11 @@ def test_what_has_no_routes_is_refused(override: str, message: str) -> None:
 
 @pytest.mark.parametrize("name", ["one-step-off", "fully-async"])
 def test_trainers_apart_from_their_rollouts_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{OTHER_ROUTES}; use ppo_trainer"):
+    with pytest.raises(ValueError, match=f"rollout: {OTHER_ROUTES}; use ppo_trainer"):
         completed("+routing_replay=r3", config=CONFIGS[name])
+    with pytest.raises(ValueError, match=r"rollout: older weights .*; use ppo_trainer") as refused:
+        completed("+exact=on", config=CONFIGS[name])
+    assert "bypass_mode" not in str(refused.value), "set by verl"
 
 
 def test_what_leaves_tokens_in_their_order_is_accepted() -> None:
@@ -97,7 +100,9 @@ def test_routes_are_not_returned_in_vain() -> None:
 @pytest.mark.parametrize("group", ["+routing_replay=r3", "+exact=on"])
 def test_a_group_alone_is_refused(group: str) -> None:
     content = composed(group, *COMMAND[1:])
-    with pytest.raises(ValueError, match=r"give \+nvfp4=w4a16 too, or \+nvfp4=off"):
+    with pytest.raises(
+        ValueError, match=r"give \+nvfp4@_global_=w4a16 too, or \+nvfp4@_global_=off"
+    ):
         complete(content)
 
 
@@ -164,9 +169,10 @@ def test_the_model_is_judged_as_verl_trains_it(tmp_path: Path) -> None:
     overrides = [f"+{section}.hidden_act=gelu" for section in changes]
     with pytest.raises(
         ValueError,
-        match=r"model\.path: exact: hidden_act gelu: proven for silu only; train another",
+        match=r"temperature: 0\.7: .*\n.*path: exact: hidden_act gelu: proven for silu only; train",
     ):
-        _completed("+nvfp4=off", f"actor_rollout_ref.model.path={tmp_path}", *overrides)
+        overrides += [f"{ROLLOUT}.temperature=0.7", f"actor_rollout_ref.model.path={tmp_path}"]
+        _completed("+nvfp4=off", *overrides)
 
 
 def test_modules_of_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,6 +187,7 @@ def test_modules_of_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
         f"{ROLLOUT}.tensor_model_parallel_size=4",
         f"{ROLLOUT}.expert_parallel_size=4",
         f"{ROLLOUT}.temperature=0.7",
+        f"+{ROLLOUT}.repetition_penalty=1.1",
         f"{ROLLOUT}.calculate_log_probs=false",
         "algorithm.rollout_correction.bypass_mode=true",
         "actor_rollout_ref.model.use_fused_kernels=true",
@@ -202,6 +209,13 @@ def test_what_is_not_exact_is_refused_by_its_key(override: str) -> None:
     key = override.partition("=")[0].lstrip("+")
     with pytest.raises(ValueError, match=key):
         _completed("+nvfp4=w4a16", override)
+
+
+@pytest.mark.parametrize("count", ["0", "two", "'2'", "true", "1.5"])
+@pytest.mark.parametrize("key", ["tensor_model_parallel_size", "expert_parallel_size"])
+def test_no_count_of_ranks_is_told_what_one_is(key: str, count: str) -> None:
+    with pytest.raises(ValueError, match=rf"\A[^\n]*\.{key}: \w[^ ]*: use 1 or 2, as a number\Z"):
+        _completed("+nvfp4=off", f"{ROLLOUT}.{key}={count}")
 
 
 @pytest.mark.parametrize(
