@@ -7,7 +7,7 @@ vLLM has to serve for it is in `qat_core.rollout.vllm.exact.install`.
 |---|---|
 | operators.py | the forward operators, vLLM's own, and PyTorch's in their place on a CPU |
 | backward.py | their gradients, as formulas in FP32; kernels.py has some as kernels |
-| functions.py | both together, for autograd |
+| functions.py | both together, for autograd; once.py refuses second derivatives |
 | layout.py | which rows of a batch are one sequence |
 | experts.py | routing and experts |
 | halves.py | sums that two tensor parallel ranks of vLLM share out |

@@ -63,7 +63,8 @@ def _gated(self: Any, hidden_states: Tensor, top_k_index: Tensor) -> tuple[Tenso
     order = numbers.argsort(stable=True)
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(len(order), device=order.device)
-    ends = numbers.bincount(minlength=self.num_experts).cumsum(0).int()
+    experts = torch.arange(self.num_experts, device=order.device, dtype=numbers.dtype)
+    ends = torch.searchsorted(numbers[order], experts, right=True, out_int32=True)  # never waits
     x = spread(hidden_states, order, inverse, top_k)
     gate_up = torch._grouped_mm(x, self.gate_up_proj.transpose(-2, -1), ends)
     return silu_mul_of_one(gate_up), _Pairs(order, inverse, ends)

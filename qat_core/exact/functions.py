@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from qat_core.exact.backward import (
     log_prob_grad,
@@ -15,11 +14,12 @@ from qat_core.exact.backward import (
     weighted_sum_grads,
 )
 from qat_core.exact.layout import Layout
+from qat_core.exact.once import Once
 from qat_core.exact.operators import HeadNorms, operators_for
 from qat_core.exact.products import is_prepared, product_by, whole
 
 
-class _Norm(Function):
+class _Norm(Once):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         ctx.save_for_backward(x, weight)
@@ -27,14 +27,14 @@ class _Norm(Function):
         return operators_for(x.device.type).norm(x, weight, eps)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def gradients(ctx: Any, grad: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         rows = x.reshape(-1, x.shape[-1])
         grad_x, grad_weight = norm_grads(grad.reshape(rows.shape), rows, weight, ctx.eps)
         return grad_x.view(x.shape), grad_weight, None
 
 
-class _Rotate(Function):
+class _Rotate(Once):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, positions_T: Tensor, table: Tensor, head: int
@@ -46,7 +46,7 @@ class _Rotate(Function):
         return q, k
 
     @staticmethod
-    def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> Any:
+    def gradients(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> Any:
         positions_T, table = ctx.saved_tensors
         grads = _rotated_back(grad_q, grad_k, positions_T, table, ctx.head)
         return *grads, None, None, None
@@ -63,7 +63,7 @@ def _rotated_back(
     return grads
 
 
-class _NormRotate(Function):
+class _NormRotate(Once):
     @staticmethod
     def forward(
         ctx: Any,
@@ -84,7 +84,7 @@ class _NormRotate(Function):
         return torch.split(qk, widths, dim=-1)
 
     @staticmethod
-    def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> Any:
+    def gradients(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> Any:
         *inputs, q_weight, k_weight, positions_T, table = ctx.saved_tensors
         head = q_weight.numel()
         normed = _rotated_back(grad_q, grad_k, positions_T, table, head)
@@ -96,7 +96,7 @@ class _NormRotate(Function):
         return *of_inputs, grad_q_weight, grad_k_weight, None, None, None
 
 
-class _SiluMul(Function):
+class _SiluMul(Once):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
@@ -104,21 +104,21 @@ class _SiluMul(Function):
         return operators_for(gate.device.type).silu_mul(*rows).view(gate.shape)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = (each.reshape(-1, each.shape[-1]) for each in ctx.saved_tensors)
         grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
         silu_mul_grads(grad.reshape(gate.shape).contiguous(), gate, up, grad_gate, grad_up)
         return grad_gate.view(grad.shape), grad_up.view(grad.shape)
 
 
-class _SiluMulOfOne(Function):
+class _SiluMulOfOne(Once):
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         ctx.save_for_backward(gate_up)
         return operators_for(gate_up.device.type).silu_mul(*gate_up.chunk(2, dim=-1))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def gradients(ctx: Any, grad: Tensor) -> Tensor:
         (gate_up,) = ctx.saved_tensors
         grad_gate_up = torch.empty_like(gate_up)
         inputs, outputs = gate_up.chunk(2, dim=-1), grad_gate_up.chunk(2, dim=-1)
@@ -126,7 +126,7 @@ class _SiluMulOfOne(Function):
         return grad_gate_up
 
 
-class _Attend(Function):
+class _Attend(Once):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int, scale: float
@@ -137,13 +137,13 @@ class _Attend(Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def gradients(ctx: Any, grad: Tensor) -> Any:
         attend_backward = operators_for(grad.device.type).attend_backward
         grads = attend_backward(grad.contiguous(), ctx.saved_tensors, ctx.longest, ctx.scale)
         return *grads, None, None, None
 
 
-class _ChooseExperts(Function):
+class _ChooseExperts(Once):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
         choose = operators_for(logits.device.type).choose_experts
@@ -154,11 +154,11 @@ class _ChooseExperts(Function):
         return weights, ids
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
+    def gradients(ctx: Any, grad: Tensor, _: Any) -> Any:
         return routing_grad(grad, *ctx.saved_tensors, ctx.is_renormalized), None, None
 
 
-class _Spread(Function):
+class _Spread(Once):
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor, top_k: int) -> Tensor:
         ctx.save_for_backward(inverse)
@@ -166,11 +166,11 @@ class _Spread(Function):
         return x[order // top_k]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def gradients(ctx: Any, grad: Tensor) -> Any:
         return spread_grad(grad, *ctx.saved_tensors, ctx.top_k), None, None, None
 
 
-class _WeightedSum(Function):
+class _WeightedSum(Once):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weights: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
         ctx.save_for_backward(rows, weights, order, inverse)
@@ -178,11 +178,11 @@ class _WeightedSum(Function):
         return operators_for(rows.device.type).weighted_sum(by_token, weights)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def gradients(ctx: Any, grad: Tensor) -> Any:
         return *weighted_sum_grads(grad, *ctx.saved_tensors), None, None
 
 
-class _LogProbs(Function):
+class _LogProbs(Once):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids_T: Tensor, runner: int) -> Tensor:
         found = operators_for(logits.device.type).log_probs(logits, ids_T, runner)
@@ -190,7 +190,7 @@ class _LogProbs(Function):
         return found
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def gradients(ctx: Any, grad: Tensor) -> Any:
         return log_prob_grad(grad, *ctx.saved_tensors), None, None
 
 
@@ -288,5 +288,6 @@ def log_probs(logits: Tensor, ids: Tensor, runner: int) -> Tensor:
             f"{tuple(logits.shape[:-1])}"
         )
     flat = logits.reshape(-1, logits.shape[-1])
+    flat = flat if flat.stride(-1) == 1 else flat.contiguous()
     found: Tensor = _LogProbs.apply(flat, ids.reshape(-1).contiguous(), runner)  # type: ignore[no-untyped-call]
     return found.view(ids.shape)

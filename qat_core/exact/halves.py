@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from qat_core.exact.backward import weighted_sum_grads
 from qat_core.exact.functions import weighted_sum
+from qat_core.exact.once import Once
 from qat_core.exact.operators import operators_for
 from qat_core.exact.products import product_by
 from qat_core.exact.slices import add_up
@@ -26,7 +26,7 @@ from qat_core.exact.slices import add_up
 def _linear_in_halves(x: Tensor, weight: Tensor) -> Tensor:
     rows = x.flatten(0, -2)
     first, second = map(add_up, rows.chunk(2, dim=-1), weight.chunk(2, dim=-1))
-    return (first + second).view(*x.shape[:-1], -1)
+    return (first + second).view(*x.shape[:-1], len(weight))
 
 
 @torch.library.custom_op("qat_core::experts_in_halves", mutates_args=())
@@ -35,7 +35,7 @@ def _experts_in_halves(x: Tensor, weight: Tensor, ends: Tensor) -> list[Tensor]:
     return [torch._grouped_mm(part, matrices.mT, ends) for part, matrices in halves]
 
 
-class _SumOfExperts(Function):
+class _SumOfExperts(Once):
     @staticmethod
     def forward(
         ctx: Any,
@@ -56,7 +56,7 @@ class _SumOfExperts(Function):
         return first + second
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def gradients(ctx: Any, grad: Tensor) -> Any:
         x, weight, ends, *of_sum = ctx.saved_tensors
         grad_rows, grad_weights = weighted_sum_grads(grad, *of_sum)
         grad_x = torch._grouped_mm(grad_rows, weight, ends)

@@ -40,8 +40,7 @@ def norm(
     other = x if residual is None else _rows_by_two(residual)
     _norm[triton.cdiv(outer * inner, at_once),](
         *(x, other, weight, normed, summed),
-        *(outer * inner, eps, *x.stride()[:2], *other.stride()[:2]),
-        INNER=inner,
+        *(outer * inner, eps, inner, *x.stride()[:2], *other.stride()[:2]),
         WIDTH=width,
         BLOCK=block,
         AT_ONCE=at_once,
@@ -67,11 +66,11 @@ def _norm(
     summed_ptr,
     rows,
     eps,
+    rows_of_outer,  # no constant: each number of tokens would be compiled anew
     outer_stride,
     inner_stride,
     residual_outer_stride,
     residual_inner_stride,
-    INNER: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     AT_ONCE: tl.constexpr,
@@ -80,7 +79,7 @@ def _norm(
     row = tl.program_id(0) * AT_ONCE + tl.arange(0, AT_ONCE)
     cols = tl.arange(0, BLOCK)
     mask = (row < rows)[:, None] & (cols < WIDTH)[None]
-    outer, inner = (row // INNER).to(tl.int64), (row % INNER).to(tl.int64)
+    outer, inner = (row // rows_of_outer).to(tl.int64), (row % rows_of_outer).to(tl.int64)
     out_at = row.to(tl.int64)[:, None] * WIDTH + cols[None]
     at = (outer * outer_stride + inner * inner_stride)[:, None] + cols[None]
     x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)

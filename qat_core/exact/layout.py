@@ -21,11 +21,19 @@ class Layout(NamedTuple):
 
 
 class Layouts:
-    """Finds the layout of a batch once for all layers: it waits for the GPU."""
+    """Finds the layout of a batch once for all layers: it waits for the GPU.
+
+    And once more in each forward pass of the model, as not every write to a tensor is counted:
+    those of collectives and through `.data` are not.
+    """
 
     def __init__(self) -> None:
         self._key: tuple[Any, ...] = ()
         self._layout: Layout | None = None
+
+    def forget(self, *_: Any) -> None:
+        """Forward pre-hook of the whole model."""
+        self._layout = None
 
     def of(self, mask_BT: Tensor | None, positions: Tensor, shape: torch.Size) -> Layout:
         """Of a batch of shape (B, T).

@@ -73,6 +73,7 @@ def make_exact(model: PreTrainedModel, ranks: Ranks = ONE_RANK) -> None:
         if forward is not None:
             module.forward = MethodType(forward, module)
             module._layouts = layouts
+    model.register_forward_pre_hook(layouts.forget)
     if ranks.tensor_parallel > 1:
         _add_as_ranks(model, ranks)
     model._exact_ranks = ranks
@@ -206,7 +207,17 @@ def _rotary_forward(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor,
     table = self.__dict__.get("_table")
     if table is None or table.device != x.device:
         table = self.__dict__["_table"] = rotary_table(self.config, x.device)
-    return table, position_ids.expand(x.shape[:2]).reshape(-1)
+    _require_current(x.device)
+    # vLLM's operators read positions densely, and check none; those of padding may be negative
+    return table, position_ids.expand(x.shape[:2]).reshape(-1).clamp(min=0)
+
+
+def _require_current(device: torch.device) -> None:
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        raise ValueError(
+            f"exact: the model is on {device}, and kernels go to the current device, another one: "
+            f"call torch.cuda.set_device({device.index})"
+        )
 
 
 @torch.inference_mode(False)  # training reads it, too
@@ -235,7 +246,8 @@ def _attention_forward(
     """Attention of packed or padded sequences.
 
     Raises:
-        ValueError: with a cache, a mask of another form, or weights that are not in BF16.
+        ValueError: with a cache, a mask of another form, weights that are not in BF16, or a
+            sequence longer than the rotary table.
     """
     if past_key_values is not None:
         raise ValueError("exact: needs use_cache=False; sample with the rollout engine")
@@ -250,6 +262,10 @@ def _attention_forward(
     table, positions_T = position_embeddings
     head, shape = self.head_dim, hidden_states.shape[:-1]
     layout = self._layouts.of(attention_mask, kwargs["position_ids"], shape)
+    if layout.longest > len(table):
+        raise ValueError(
+            f"exact: a sequence of {layout.longest} tokens; max_position_embeddings is {len(table)}"
+        )
     q, k, v = (
         project(hidden_states).view(len(positions_T), -1)
         for project in (self.q_proj, self.k_proj, self.v_proj)

@@ -27,6 +27,7 @@ from torch import Tensor
 
 # logits in FP32 at a time: 512 MiB
 BLOCK_ELEMENTS = 2**27
+LARGEST_INT32 = 2**31 - 1
 FEW_QUERIES = 64  # rows, of all heads that share keys: one warp group of FlashAttention-3
 
 
@@ -183,8 +184,10 @@ class _OnHopper:
         return weights, ids
 
     def weighted_sum(self, rows: Tensor, weights: Tensor) -> Tensor:
-        out: Tensor = self._mul_sum(rows, weights)
-        return out
+        tokens = LARGEST_INT32 // (rows.shape[1] * rows.shape[2])  # whose places it can count
+        pairs = zip(torch.split(rows, tokens), torch.split(weights, tokens), strict=True)
+        out = [self._mul_sum(*pair) for pair in pairs]
+        return out[0] if len(out) == 1 else torch.cat(out)
 
     def log_probs(self, logits: Tensor, ids_T: Tensor, runner: int) -> Tensor:
         # of FP32 logits, as both samplers have them: Triton adds BF16 ones in another order

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
+from qat_core.exact.once import Once
 from qat_core.training.forward_calls import in_backward
 
 Multiply = Callable[[Tensor, Tensor], Tensor]  # BF16 (..., N) of BF16 (..., K) and (N, K)
@@ -24,7 +23,7 @@ def whole(x: Tensor, weight: Tensor) -> Tensor:
 
     A single row is multiplied with another: cuBLAS may split its sums, whatever it is told.
     """
-    if x.numel() > x.shape[-1]:
+    if x.numel() != x.shape[-1]:
         return F.linear(x, weight)
     return with_another_row(F.linear, x, weight)
 
@@ -46,7 +45,7 @@ def _two_rows(x: Tensor) -> Tensor:
     return row.as_strided((2, row.shape[-1]), (row.shape[-1], 1))
 
 
-class _Product(Function):
+class _Product(Once):
     @staticmethod
     def forward(ctx: Any, multiply: Multiply, x: Tensor, weight: Tensor) -> Tensor:
         values = _rounded(weight)
@@ -58,8 +57,7 @@ class _Product(Function):
         return multiply(x, values)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+    def gradients(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         grad_x = None if weight is None else grad @ _rounded(weight)
         if x is None:

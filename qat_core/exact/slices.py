@@ -30,10 +30,10 @@ def add_up(x: Tensor, weight: Tensor) -> Tensor:
         return with_another_row(add_up, x, weight)
     rows = x.reshape(-1, x.shape[-1])
     out = rows.new_empty(len(rows), len(weight))
-    count = -(-len(rows) // ROWS_AT_ONCE)
+    count = max(1, -(-len(rows) // ROWS_AT_ONCE))
     for block, of_block in zip(rows.chunk(count), out.chunk(count), strict=True):  # never one row
         _add_halves(block, weight, of_block)
-    return out.view(*x.shape[:-1], -1)
+    return out.view(*x.shape[:-1], len(weight))
 
 
 def _add_halves(rows: Tensor, weight: Tensor, out: Tensor) -> None:

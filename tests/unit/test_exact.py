@@ -198,6 +198,53 @@ def test_a_cache_and_other_dtypes_are_refused() -> None:
         model.float()(input_ids=IDS_BT, use_cache=False)
 
 
+def test_gradients_of_gradients_are_refused() -> None:
+    model = _exact_model(_model("qwen3"))
+    log_probs = _exact(model(input_ids=IDS_BT, use_cache=False).logits, IDS_BT)
+    with pytest.raises(ValueError, match="create_graph"):
+        torch.autograd.grad(log_probs.sum(), list(model.parameters()), create_graph=True)
+
+
+def test_positions_of_padding_and_from_a_wider_tensor_are_read_as_they_are() -> None:
+    model = _exact_model(_model("qwen3"))
+    beside = torch.stack([torch.arange(4) - 1, torch.full((4,), 7)], 1)
+    _, positions = model.model.rotary_emb(torch.zeros(1, 4, 8), beside[None, :, 0])
+    assert positions.is_contiguous()
+    assert positions.tolist() == [0, 0, 1, 2]
+
+
+def test_a_sequence_longer_than_the_rotary_table_is_refused() -> None:
+    model = _exact_model(_model("qwen3"))
+    model.config.max_position_embeddings = 32
+    with pytest.raises(ValueError, match="a sequence of 33 tokens; max_position_embeddings is 32"):
+        model(input_ids=IDS_BT, use_cache=False)
+
+
+def test_logits_whose_columns_lie_apart_are_copied() -> None:
+    columns = torch.randn(8, 5).bfloat16().requires_grad_()
+    log_probs(columns.T, torch.arange(5), 2).sum().backward()
+    rows = columns.detach().T.contiguous().requires_grad_()
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda it: kept.append(it) or it, lambda it: it):
+        log_probs(columns.T, torch.arange(5), 2)
+    log_probs(rows, torch.arange(5), 2).sum().backward()
+    assert all(it.is_contiguous() for it in kept)
+    assert torch.equal(columns.grad.T, rows.grad)
+
+
+def test_a_buffer_that_is_filled_without_being_counted_has_a_new_layout() -> None:
+    """As a collective fills it."""
+    model = _exact_model(_model("qwen3"))
+    positions = torch.arange(33)[None]
+    model(input_ids=IDS_BT[:1], position_ids=positions, use_cache=False)
+    version = positions._version
+    positions.data.copy_(torch.arange(33) % 11)
+    assert positions._version == version
+    found = model(input_ids=IDS_BT[:1], position_ids=positions, use_cache=False)
+    expected = model(input_ids=IDS_BT[:1], position_ids=positions.clone(), use_cache=False)
+    assert torch.equal(found.logits, expected.logits)
+
+
 PADDED = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]])
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from qat_core import Recipe, prepare
 from qat_core.exact.functions import linear
+from qat_core.exact.halves import linear_in_halves
 from qat_core.exact.slices import shared_linear, slices_of
 
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -63,6 +64,12 @@ def test_a_vector_is_multiplied_as_a_row(product: Product) -> None:
     of_vector, of_row = (_trained(layer, product, each) for each in (x, x[None]))
     for vector, row in zip(of_vector, of_row, strict=True):
         assert torch.equal(vector, row.view_as(vector))
+
+
+@pytest.mark.parametrize("product", [linear, shared_linear, linear_in_halves])
+def test_no_rows_have_no_result(product: Product) -> None:
+    layer = _prepared(LONG)
+    assert product(torch.empty(1, 0, LONG).bfloat16(), layer.weight).shape == (1, 0, 32)
 
 
 def test_what_lies_behind_a_single_row_reaches_no_gradient() -> None:
