@@ -66,7 +66,7 @@ def _norm(
     summed_ptr,
     rows,
     eps,
-    rows_of_outer,  # no constant: each number of tokens would be compiled anew
+    rows_of_outer,  # not a constant: that compiles again for each number of tokens
     outer_stride,
     inner_stride,
     residual_outer_stride,
