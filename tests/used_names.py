@@ -106,6 +106,17 @@ _OF_VLLM = (
         until="0.28",
     ),
     *_for(
+        "locks of vLLM's own Humming, kept in place for CUDA graphs",
+        f"{_KERNELS}.humming:HummingNvFp4LinearKernel.{_PROCESS}",
+        f"{_NVFP4_EXPERTS}:CompressedTensorsW4A4Nvfp4MoEMethod.{_PROCESS}",
+        since="0.33",
+    ),
+    *_for(
+        "whether its locks serve all layers",
+        f"{_LAYERS}.quantization.utils.marlin_utils:get_marlin_workspace",
+        since="0.33",
+    ),
+    *_for(
         "which experts an expert parallel rank has",
         f"{_EXPERTS}:RoutedExperts._map_global_expert_id_to_local_expert_id",
     ),

@@ -7,7 +7,8 @@ place, and each once more after sleep (level 2) and wake-up. They are compared w
 load the last weights from disk, stored in compressed-tensors' and in ModelOpt's form: sampled
 tokens and their log-probs, CUDA graphs on, and the parameters and buffers of the served model.
 
-`--kernels humming` multiplies by Humming instead of Marlin, `humming-experts` only experts. The
+`--kernels humming` multiplies by Humming instead of Marlin, `humming-experts` only experts;
+`vllm-humming` by vLLM's own, through the reload alone. The
 default tiles of Humming's linear layers do not repeat their bits (`matmul_bits`), so that no two
 samples need be equal there, which `synced, again` shows: then the tensors alone decide. Experts by
 Humming do repeat: `humming-experts` compares samples too. ModelOpt's form is compared by samples
@@ -100,10 +101,11 @@ def run_architecture(
     write_random_checkpoint(config, folder / "base", seed=0, device=device)
     ways: dict[str, Any] = {}
     states: dict[str, State] = {}
-    for way in WAYS:
+    for way in [it for it in WAYS if (it, kernels) != ("in place", "vllm-humming")]:
         ways[way], found = call_in_subprocess(sync_repeatedly, folder, way, device, compiled)
         states |= found
-    fresh = ["compressed-tensors"] + (["modelopt"] if kernels != "humming" else [])
+    of_linear = ("humming", "vllm-humming")
+    fresh = ["compressed-tensors"] + (["modelopt"] if kernels not in of_linear else [])
     for kind in fresh:
         states[f"fresh {kind}"] = call_in_subprocess(load, folder / kind, device, compiled)
     tokens = int(states["synced"].sample.response_mask.sum())

@@ -10,6 +10,7 @@ PRECISIONS = {
     "nvfp4": "NVFP4",
     "humming": "NVFP4, Humming",
     "humming-experts": "NVFP4, experts by Humming",
+    "vllm-humming": "NVFP4, vLLM's Humming",
     "repeatable": "NVFP4, Marlin or unpacked, experts by Humming",
     "bf16": "BF16",
     "exact": "NVFP4, exact",

@@ -18,11 +18,12 @@ from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.rollout.vllm.compat import vllm_version
 from qat_core.rollout.vllm.switches import EXACT_VARIABLE, EXPERTS_VARIABLE, LINEAR_VARIABLE
 
-# what multiplies packed weights, as the environment says it; nvfp4 is vLLM's own choice, Marlin
+# what multiplies packed weights, as the environment says it; nvfp4 is Marlin
 PRECISIONS = {
     "nvfp4": {LINEAR_VARIABLE: "marlin", EXPERTS_VARIABLE: "marlin"},
     "humming": {LINEAR_VARIABLE: "humming", EXPERTS_VARIABLE: "humming"},
     "humming-experts": {LINEAR_VARIABLE: "marlin", EXPERTS_VARIABLE: "humming"},
+    "vllm-humming": {LINEAR_VARIABLE: "vllm-humming", EXPERTS_VARIABLE: "vllm-humming"},
     "repeatable": {LINEAR_VARIABLE: "marlin-unpack", EXPERTS_VARIABLE: "humming"},
     "bf16": {},
     "exact": {EXACT_VARIABLE: "1"},

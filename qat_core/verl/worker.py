@@ -9,6 +9,7 @@ from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.bucketed_loader import BucketedLoader
 from qat_core.rollout.vllm.weight_memory import parameter_bytes, weight_bytes
 from qat_core.verl.adapter import own_socket
+from qat_core.verl.compat import require_vllm
 
 
 class LayerwiseWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
@@ -25,7 +26,7 @@ class LayerwiseWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[mis
         import vllm
         from vllm.platforms import current_platform
 
-        compat.require_supported(vllm.__version__, on_cpu=current_platform.is_cpu())
+        require_vllm(vllm.__version__, on_cpu=current_platform.is_cpu())
         compat.hold_addresses(vllm.__version__)
         return super().__new__(cls)  # type: ignore[no-any-return]
 

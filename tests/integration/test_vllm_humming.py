@@ -26,6 +26,9 @@ from qat_core.rollout.vllm.in_place.targets import find_targets
 from qat_core.rollout.vllm.kernel_choice import use_for_linear
 from qat_core.rollout.vllm.tile_layout import to_layout, unpack
 from qat_core.rollout.vllm.worker import reloading
+from tests.pinned import OF_PINNED
+
+pytestmark = OF_PINNED
 
 N, K = 256, 128
 ON_GPU = torch.cuda.is_available()

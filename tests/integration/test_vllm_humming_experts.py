@@ -20,6 +20,9 @@ from qat_core.rollout.vllm.humming.experts import HummingExperts, prepare_expert
 from qat_core.rollout.vllm.in_place.targets import find_targets
 from qat_core.rollout.vllm.marlin.layout import lean_repacking
 from qat_core.rollout.vllm.tile_layout import unpack
+from tests.pinned import OF_PINNED
+
+pytestmark = OF_PINNED
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"

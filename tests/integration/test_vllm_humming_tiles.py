@@ -27,6 +27,9 @@ from qat_core.rollout.vllm.humming.tiles import (
     linear_tile,
 )
 from qat_core.rollout.vllm.tile_layout import to_layout
+from tests.pinned import OF_PINNED
+
+pytestmark = OF_PINNED
 
 
 @pytest.mark.parametrize(

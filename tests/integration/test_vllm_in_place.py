@@ -43,11 +43,8 @@ from tests.marlin_layers import (
     packed_experts,
     packed_group,
     prepare_for_marlin_on_a_cpu,
-    repacked_in_an_order,
     tensors_of,
 )
-
-pytestmark = repacked_in_an_order
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +68,8 @@ def test_scales_are_those_of_vllms_computation(largest: int) -> None:
 def test_a_fused_linear_is_written_once_its_last_part_has_come() -> None:
     shapes = [(rows, HIDDEN) for rows in QKV.values()]
     layer = marlin_linear(packed_group(shapes, seed=0))
-    layer.workspace.fill_(7)  # left by a kernel that was cut off
+    if hasattr(layer, "workspace"):  # of each layer up to vLLM 0.29
+        layer.workspace.fill_(7)  # left by a kernel that was cut off
     addresses = {name: tensor.data_ptr() for name, tensor in tensors_of(layer).items()}
     before, parts = layer.weight.data.clone(), packed_group(shapes, seed=1)
     targets = find_targets([(layer, list(QKV))], {"lm_head": nn.Linear(1, 1)})

@@ -23,12 +23,9 @@ from tests.marlin_layers import (
     packed_experts,
     packed_group,
     prepare_for_marlin_on_a_cpu,
-    repacked_in_an_order,
     stacked,
     tensors_of,
 )
-
-pytestmark = repacked_in_an_order
 
 ROWS, COLUMNS = -2, -1
 

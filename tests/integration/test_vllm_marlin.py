@@ -13,6 +13,7 @@ pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
 from vllm.model_executor.kernels.linear.nvfp4.base import NvFp4LinearLayerConfig
 from vllm.model_executor.kernels.linear.nvfp4.marlin import MarlinNvFp4LinearKernel
+from vllm.model_executor.layers.quantization.utils import marlin_utils
 from vllm.model_executor.layers.quantization.utils import marlin_utils_fp4 as marlin
 
 from qat_core.nvfp4 import dequantize, global_scale, group_amax, quantize
@@ -108,7 +109,10 @@ def test_experts_are_those_of_vllms_loop(inner: int) -> None:
     for mine, vllms in zip(prepare_experts(**arguments), expected, strict=True):
         assert mine.shape == vllms.shape and mine.dtype == vllms.dtype
         assert torch.equal(mine.view(torch.uint8), vllms.view(torch.uint8))
-    assert arguments["layer"].workspace.eq(0).all()
+    layer = arguments["layer"]
+    shares_locks = hasattr(marlin_utils, "get_marlin_workspace")  # since vLLM 0.30
+    assert hasattr(layer, "workspace") != shares_locks
+    assert shares_locks or layer.workspace.eq(0).all()
 
 
 N, K = 256, 128

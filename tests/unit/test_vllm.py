@@ -18,12 +18,17 @@ from qat_core.nvfp4.format import PackedTensor
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.start import memory_settings, start_engine
 from qat_core.rollout.vllm import plugin
-from qat_core.rollout.vllm.compat import _hold, keep_process_groups, require_supported
+from qat_core.rollout.vllm.compat import (
+    _hold,
+    _hold_locks,
+    keep_process_groups,
+    require_supported,
+)
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.rollout.vllm.kernel_choice import require_asked, settings_by_name
 from qat_core.rollout.vllm.outputs import to_routes
 from qat_core.rollout.vllm.plugin import asked_for
-from qat_core.rollout.vllm.switches import EXPERTS_VARIABLE, LINEAR_VARIABLE
+from qat_core.rollout.vllm.switches import EXACT_VARIABLE, EXPERTS_VARIABLE, LINEAR_VARIABLE
 from qat_core.rollout.vllm.tile_layout import (
     from_layout,
     lay_out_for_marlin,
@@ -82,7 +87,9 @@ def test_files_that_vllm_alone_would_read_are_refused(nano_dir: Path, tmp_path: 
 @pytest.mark.parametrize("variable", [LINEAR_VARIABLE, EXPERTS_VARIABLE])
 def test_an_unknown_kernel_is_refused(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "cutlass")
-    with pytest.raises(ValueError, match=f"{variable}=cutlass: use humming, .*or marlin"):
+    with pytest.raises(
+        ValueError, match=f"{variable}=cutlass: use vllm-humming, humming, .*or marlin"
+    ):
         asked_for(variable)
 
 
@@ -97,12 +104,16 @@ def test_another_kernel_than_that_of_the_first_engine_is_refused(
     assert plugin._chosen[EXPERTS_VARIABLE] == "marlin"
 
 
-OF_CPU = ["0.28.0", "0.28.1", "0.29.0", "0.30.0", "0.31.0", "0.32.1"]
+OF_CPU = ["0.28.0", "0.28.1", "0.30.0", "0.31.0", "0.32.1"]
+OF_CUDA = ["0.24.0", "0.33.0"]
 
 
 @pytest.mark.parametrize(
     ("version", "on_cpu", "refused"),
-    [*((it, True, r"CUDA: .*0\.24;") for it in OF_CPU), ("0.24.0", False, r"CPU: .* 0\.28, 0\.29")],
+    [
+        *((it, True, r"CUDA: .*0\.24, 0\.29, 0\.33;") for it in OF_CPU),
+        *((it, False, r"CPU: .* 0\.28, 0\.29") for it in OF_CUDA),
+    ],
 )
 def test_versions_pass_on_their_device_alone(version: str, on_cpu: bool, refused: str) -> None:
     require_supported(version, on_cpu=on_cpu)
@@ -111,10 +122,25 @@ def test_versions_pass_on_their_device_alone(version: str, on_cpu: bool, refused
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
-@pytest.mark.parametrize("version", ["0.23.9", "0.25.0", "0.33.0", "0.2.4", "0.240.0", "1.0"])
+@pytest.mark.parametrize("version", ["0.23.9", "0.25.0", "0.34.0", "0.2.4", "0.240.0", "1.0"])
 def test_another_version_is_named(version: str, on_cpu: bool) -> None:
     with pytest.raises(ValueError, match=rf"vllm {version} is not supported on"):
         require_supported(version, on_cpu=on_cpu)
+
+
+def test_0_29_passes_on_both() -> None:
+    for on_cpu in (True, False):
+        require_supported("0.29.0", on_cpu=on_cpu)
+
+
+@pytest.mark.parametrize("version", ["0.29.0", "0.33.0"])
+def test_through_verl_a_gpu_has_the_version_that_verl_pins(version: str) -> None:
+    pytest.importorskip("verl", reason="needs requirements/engines.txt")
+    from qat_core.verl.compat import require_vllm
+
+    require_vllm("0.24.0", on_cpu=False)
+    with pytest.raises(ValueError, match=rf"vllm {version} is not .*on CUDA: .*CUDA: 0\.24;"):
+        require_vllm(version, on_cpu=False)
 
 
 class Method:
@@ -137,6 +163,46 @@ def test_held_attributes_take_new_values_in_their_old_memory() -> None:
     method.process_weights_after_loading(layer)
     assert layer.workspace is held[0] and layer.scale is held[1]
     assert layer.workspace.eq(0).all() and layer.scale.item() == 3.0
+
+
+class Kernel:
+    """Makes its locks again, as vLLM's own Humming does after every reload."""
+
+    locks: torch.Tensor
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        self.locks = torch.zeros(4)
+
+
+class Experts:
+    """Makes its kernel again, with locks; or one of Marlin's, without."""
+
+    def __init__(self, made: type) -> None:
+        self.made = made
+        self.moe_kernel: Any = None
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        self.moe_kernel = SimpleNamespace(fused_experts=self.made())
+        if isinstance(self.moe_kernel.fused_experts, Kernel):
+            self.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+
+def test_locks_of_vllms_humming_stay_where_captured_graphs_have_them() -> None:
+    kernel, experts, marlins = Kernel(), Experts(Kernel), Experts(object)
+    for _ in range(2):  # a second engine in the process changes nothing
+        _hold_locks(Kernel, lambda it: it)
+        _hold_locks(Experts, lambda it: getattr(it.moe_kernel, "fused_experts", None))
+    layer = torch.nn.Module()
+    kernel.process_weights_after_loading(layer)
+    experts.process_weights_after_loading(layer)
+    held = kernel.locks, experts.moe_kernel.fused_experts.locks
+    for locks in held:
+        locks.fill_(7.0)  # left by a sleep
+    for owner in (kernel, experts, marlins, marlins):
+        owner.process_weights_after_loading(layer)
+    assert kernel.locks is held[0] and experts.moe_kernel.fused_experts.locks is held[1]
+    assert not any(locks.any() for locks in held)
+    assert not hasattr(marlins.moe_kernel.fused_experts, "locks")
 
 
 class Client:
@@ -176,6 +242,53 @@ def test_kernels_are_named_for_what_is_packed(
     assert settings_by_name(experts.split(), packed.split()) == named
 
 
+def test_vllms_own_humming_is_named_by_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LINEAR_VARIABLE, "vllm-humming")
+    both = {"linear_backend": "humming", "moe_backend": "marlin"}
+    assert settings_by_name(["e"], ["q", "e"]) == both
+    monkeypatch.setenv(EXPERTS_VARIABLE, "vllm-humming")
+    assert settings_by_name(["e"], ["q", "e"]) == both | {"moe_backend": "humming"}
+    assert settings_by_name(["e"], []) == {"moe_backend": "triton"}
+
+
+KERNELS_OF_OTHERS = [
+    *(
+        ({variable: kernel}, version)
+        for version in ("0.29.0", "0.33.0")
+        for variable, kernel in (
+            (LINEAR_VARIABLE, "humming"),
+            (LINEAR_VARIABLE, "marlin-unpack"),
+            (EXPERTS_VARIABLE, "humming"),
+            (EXACT_VARIABLE, "1"),
+        )
+    ),
+    *(
+        ({variable: "vllm-humming"}, version)
+        for version in ("0.24.0", "0.29.0")
+        for variable in (LINEAR_VARIABLE, EXPERTS_VARIABLE)
+    ),
+]
+
+
+@pytest.mark.parametrize(("asked", "version"), KERNELS_OF_OTHERS)
+def test_kernels_of_other_versions_are_refused_before_an_engine_starts(
+    asked: dict[str, str], version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm = pytest.importorskip("vllm", reason="needs requirements/engines.txt")
+    monkeypatch.setattr(vllm, "__version__", version)
+    monkeypatch.setattr(plugin, "_chosen", {})
+    ((variable, name),) = asked.items()
+    monkeypatch.setenv(variable, name)
+    made_for = "0.33" if name == "vllm-humming" else "0.24"
+    who = "exact rollouts" if variable == EXACT_VARIABLE else f"{variable}={name}"
+    message = rf"^{who}: made for vLLM {made_for}, not {version}: "
+    with pytest.raises(ValueError, match=message):
+        plugin.register()
+
+
+OWN_HUMMING = {LINEAR_VARIABLE: "vllm-humming", EXPERTS_VARIABLE: "vllm-humming"}
+
+
 def served(linear: str, experts: str) -> torch.nn.Module:
     """A model whose two layers are multiplied by kernels of these names."""
     model = torch.nn.ModuleDict({"qkv": torch.nn.Module(), "experts": torch.nn.Module()})
@@ -195,6 +308,8 @@ def served(linear: str, experts: str) -> torch.nn.Module:
         ({}, "MarlinNvFp4LinearKernel", "HummingIndexedExperts", "experts by HummingIndexed"),
         ({LINEAR_VARIABLE: "humming"}, "HummingLinearKernel", "MarlinExperts", ""),
         ({EXPERTS_VARIABLE: "humming"}, "MarlinNvFp4LinearKernel", "MarlinExperts", "experts by"),
+        (OWN_HUMMING, "HummingNvFp4LinearKernel", "HummingIndexedExperts", ""),
+        (OWN_HUMMING, "MarlinNvFp4LinearKernel", "HummingIndexedExperts", "qkv by Marlin"),
     ],
 )
 def test_another_kernel_than_was_asked_for_is_refused_by_its_layer(

@@ -1,8 +1,8 @@
 """Where the supported vLLM versions and the two platforms differ, and nothing else.
 
-| | 0.24 (CUDA) | 0.28 to 0.32 (CPU) |
+| | 0.24, 0.29, 0.33 (CUDA) | 0.28 to 0.32 (CPU) |
 |---|---|---|
-| reload moves the tensors that CUDA graphs have captured | yes: held in place here | no |
+| reload moves the tensors that CUDA graphs have captured | 0.24: held in place here | no |
 | BF16 experts and a tied output head keep a layout made of old weights | no | yes: redone here |
 | experts are repacked one by one | yes: all at once here | no |
 | a reload leaves experts a second copy of their block scales | yes: dropped here | no |
@@ -11,18 +11,26 @@
 | a prompt with a seed cannot be prefilled in parts | no | yes: prompts are kept whole |
 | gated delta nets (Qwen3-Next) run in the model's dtype, with cached prefixes | yes | no: FP32 |
 | engines tell which experts they chose | yes | made to here up to 0.29; Triton from 0.31 |
-| an engine that Python frees ends the process groups of the others | no | from 0.31: kept here |
+| an engine that Python frees ends the process groups of the others | 0.33: kept here | from 0.31 |
+| NVFP4 on Hopper is multiplied by Humming | 0.33: only if asked for here | no |
+| a reload moves the locks of vLLM's own Humming | 0.33: held in place here | no |
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # who starts a run asks for versions alone
     from torch import nn
 
-SUPPORTED_VERSIONS = {"CUDA": ("0.24",), "CPU": ("0.28", "0.29", "0.30", "0.31", "0.32")}
+SUPPORTED_VERSIONS = {
+    "CUDA": ("0.24", "0.29", "0.33"),
+    "CPU": ("0.28", "0.29", "0.30", "0.31", "0.32"),
+}
+# of CUDA: what verl pins, and what kernels of this project and the exact mode were made for
+PINNED = ("0.24",)
+WITH_OWN_HUMMING = ("0.33",)
 CPU_KV_CACHE_BYTES = 2**28
 PAST_THE_RELOAD = {"GptOssForCausalLM": "experts and attention sinks"}
 
@@ -34,11 +42,14 @@ def vllm_version() -> str:
     return str(vllm.__version__)
 
 
-def require_supported(version: str, *, on_cpu: bool) -> None:
+def require_supported(
+    version: str, *, on_cpu: bool, on_cuda: Collection[str] = SUPPORTED_VERSIONS["CUDA"]
+) -> None:
     """ValueError that names the installed and the supported versions of vLLM for a platform."""
     platform = "CPU" if on_cpu else "CUDA"
-    if version.rpartition(".")[0] not in SUPPORTED_VERSIONS[platform]:
-        known = "; ".join(f"{name}: {', '.join(v)}" for name, v in SUPPORTED_VERSIONS.items())
+    supported = SUPPORTED_VERSIONS | {"CUDA": tuple(on_cuda)}
+    if version.rpartition(".")[0] not in supported[platform]:
+        known = "; ".join(f"{name}: {', '.join(v)}" for name, v in supported.items())
         raise ValueError(f"vllm {version} is not supported on {platform}: install one of {known}")
 
 
@@ -130,6 +141,24 @@ def hold_addresses(version: str) -> None:
     _hold(nvfp4_moe.CompressedTensorsW4A4Nvfp4MoEMethod, names)
 
 
+def hold_locks() -> None:
+    """Make vLLM 0.33's own Humming keep the locks that captured CUDA graphs use, and free them.
+
+    A reload makes new ones, of a linear layer's kernel and of experts. A call after the first adds
+    nothing.
+    """
+    from vllm.model_executor.kernels.linear.nvfp4.humming import HummingNvFp4LinearKernel
+    from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+        compressed_tensors_moe_w4a4_nvfp4 as nvfp4_moe,
+    )
+
+    _hold_locks(HummingNvFp4LinearKernel, lambda kernel: kernel)
+    _hold_locks(
+        nvfp4_moe.CompressedTensorsW4A4Nvfp4MoEMethod,
+        lambda method: getattr(method.moe_kernel, "fused_experts", None),
+    )
+
+
 def repacking() -> AbstractContextManager[None]:
     """A reload inside prepares weights for Marlin in less time and memory; CUDA only."""
     from vllm.platforms import current_platform
@@ -191,7 +220,7 @@ def after_reload(model: "nn.Module") -> None:
 def rebind_block_scales(module: "nn.Module") -> None:
     """Let a reloaded expert layer's kernel read the block scales that the layer keeps.
 
-    vLLM 0.24 binds the kernel to tensors it then copies from: to be called after each layer, or all
+    vLLM binds the kernel to tensors it then copies from: to be called after each layer, or all
     layers' copies (1.7 GiB of a Qwen3-30B-A3B) pile up. Does nothing before a layer is complete.
     """
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
@@ -222,3 +251,19 @@ def _hold(owner: Any, names: tuple[str, ...]) -> None:
 
     process_in_place.holds_addresses = True  # type: ignore[attr-defined]
     owner.process_weights_after_loading = process_in_place
+
+
+def _hold_locks(owner: Any, holder_of: Callable[[Any], Any]) -> None:
+    """Wrap `process_weights_after_loading`: the `locks` of what it makes keep their memory."""
+    original = owner.process_weights_after_loading
+    if getattr(original, "holds_locks", False):
+        return
+
+    def process_with_locks(self: Any, layer: Any) -> None:
+        locks = getattr(holder_of(self), "locks", None)
+        original(self, layer)
+        if locks is not None:
+            holder_of(self).locks = locks.zero_()  # a sleep has left anything there
+
+    process_with_locks.holds_locks = True  # type: ignore[attr-defined]
+    owner.process_weights_after_loading = process_with_locks

@@ -7,13 +7,14 @@ import os
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from qat_core.rollout.vllm.compat import SUPPORTED_VERSIONS
+from qat_core.rollout.vllm.compat import PINNED
 from qat_core.rollout.vllm.switches import (
     EXPERTS_VARIABLE,
     HUMMING,
     LINEAR_VARIABLE,
     MARLIN,
     MARLIN_UNPACK,
+    VLLM_HUMMING,
     is_exact,
     kernel_named_by,
 )
@@ -25,13 +26,18 @@ LINEAR_CLASSES = {
     MARLIN: "MarlinNvFp4LinearKernel",
     MARLIN_UNPACK: "MarlinUnpackKernel",
     HUMMING: "HummingLinearKernel",
+    VLLM_HUMMING: "HummingNvFp4LinearKernel",
 }
 CPU_CLASS = "_NoKernel"  # of `cpu/`
-EXPERTS_CLASSES = {MARLIN: "MarlinExperts", HUMMING: "HummingExperts"}
+EXPERTS_CLASSES = {
+    MARLIN: "MarlinExperts",
+    HUMMING: "HummingExperts",
+    VLLM_HUMMING: "HummingIndexedExperts",
+}
 
 
 def settings_by_name(experts: Collection[str], packed: Collection[str]) -> dict[str, str]:
-    """Settings of `vllm.LLM` that name the kernels of a GPU; the plugin's own stand in for Marlin.
+    """Settings of `vllm.LLM` that name the kernels of a GPU; this project's stand in for Marlin.
 
     Of experts vLLM takes one name for all layers: where some are packed and some are not there is
     none that serves both, and `require_asked` alone is left.
@@ -40,12 +46,17 @@ def settings_by_name(experts: Collection[str], packed: Collection[str]) -> dict[
         experts: all weights of experts.
         packed: all weights in NVFP4.
     """
-    named = {"linear_backend": "marlin"} if set(packed) - set(experts) else {}
+    named = {"linear_backend": _backend(LINEAR_VARIABLE)} if set(packed) - set(experts) else {}
     if experts and set(experts) <= set(packed):
-        named["moe_backend"] = "marlin"
+        named["moe_backend"] = _backend(EXPERTS_VARIABLE)
     elif experts and not set(experts) & set(packed):
         named["moe_backend"] = "triton"
     return named
+
+
+def _backend(variable: str) -> str:
+    """vLLM's name of it."""
+    return "humming" if kernel_named_by(variable) == VLLM_HUMMING else "marlin"
 
 
 def require_asked(model: "nn.Module") -> None:
@@ -70,10 +81,7 @@ def require_asked(model: "nn.Module") -> None:
 
 
 def require_vllm(
-    asked: str,
-    version: str,
-    proven: Collection[str] = SUPPORTED_VERSIONS["CUDA"],
-    instead: str = "unset it",
+    asked: str, version: str, proven: Collection[str] = PINNED, instead: str = "unset it"
 ) -> None:
     """Sets up vLLM for another choice.
 

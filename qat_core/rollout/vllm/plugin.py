@@ -1,15 +1,15 @@
 """vLLM plugin (`vllm.general_plugins`): what vLLM itself does not run in NVFP4 W4A16, or slowly.
 
-vLLM runs W4A16 with the Marlin kernel only and refuses it on a CPU. With this plugin the same
-checkpoints and weight syncs run there in BF16, unpacked when they arrive, and experts tell their
-routes. On CUDA nothing changes unless `QAT_CORE_LINEAR_KERNEL` asks for other kernels of linear
-layers (of the compressed-tensors form, which syncs have; those of a ModelOpt checkpoint keep
-Marlin), or `QAT_CORE_EXPERTS_KERNEL` for other ones of experts. The first engine of a process
-decides for all of them.
+vLLM refuses W4A16 on a CPU. With this plugin the same checkpoints and weight syncs run there in
+BF16, unpacked when they arrive, and experts tell their routes. On CUDA nothing changes unless
+`QAT_CORE_LINEAR_KERNEL` asks for other kernels of linear layers (of the compressed-tensors form,
+which syncs have; those of a ModelOpt checkpoint keep Marlin), or `QAT_CORE_EXPERTS_KERNEL` for
+other ones of experts. The first engine of a process decides for all of them.
 """
 
 import os
 
+from qat_core.rollout.vllm.compat import PINNED, WITH_OWN_HUMMING, hold_locks
 from qat_core.rollout.vllm.kernel_choice import require_vllm, use_for_linear
 from qat_core.rollout.vllm.switches import (
     EXACT_VARIABLE,
@@ -19,6 +19,7 @@ from qat_core.rollout.vllm.switches import (
     LINEAR_VARIABLE,
     MARLIN,
     MARLIN_UNPACK,
+    VLLM_HUMMING,
     is_exact,
     kernel_named_by,
     require_known_variables,
@@ -57,10 +58,13 @@ def register() -> None:
         from qat_core.rollout.vllm.marlin.unpacking import MarlinUnpackKernel
 
         use_for_linear(MarlinUnpackKernel)
-    if asked_for(EXPERTS_VARIABLE) == HUMMING:
+    experts = asked_for(EXPERTS_VARIABLE)
+    if experts == HUMMING:
         from qat_core.rollout.vllm.humming import experts as humming_experts
 
         humming_experts.install()
+    if VLLM_HUMMING in (linear, experts):
+        hold_locks()
     if not current_platform.is_cpu():
         return
     import vllm
@@ -101,7 +105,7 @@ def require_exact() -> None:
 
     require_no_kernels(os.environ)
     asked, instead = "exact rollouts", "serve without the exact mode"
-    require_vllm(asked, vllm.__version__, ("0.24",), instead)
+    require_vllm(asked, vllm.__version__, PINNED, instead)
     humming.require(asked, instead)
 
 
@@ -112,7 +116,8 @@ def asked_for(variable: str) -> str:
         import vllm
 
         asked = f"{variable}={name}"
-        require_vllm(asked, vllm.__version__)
+        proven = WITH_OWN_HUMMING if name == VLLM_HUMMING else PINNED
+        require_vllm(asked, vllm.__version__, proven)
         if name == HUMMING:
             from qat_core.rollout.vllm.humming import library as humming
 

@@ -1,4 +1,4 @@
-"""Weights repacked for Marlin with less time and memory than vLLM 0.24 takes; the same bytes.
+"""Weights repacked for Marlin with less time and memory than vLLM takes; the same bytes.
 
 Marlin's layout cuts a matrix (K, N) into tiles of 16 rows, one after the other. Experts stacked
 along K are therefore one tall matrix whose repacked form is that of the experts, stacked; vLLM's
@@ -31,7 +31,7 @@ def are_padded(layer: Any) -> bool:
 
 
 def fit_tiles(hidden_size: int, intermediate_size: int) -> bool:
-    """Whether vLLM 0.24 prepares experts without padding, `prepare_nvfp4_moe_layer_for_marlin`.
+    """Whether vLLM prepares experts without padding, `prepare_nvfp4_moe_layer_for_marlin`.
 
     Marlin's tiles are 64 by 128 elements, either way round.
     """
@@ -40,7 +40,7 @@ def fit_tiles(hidden_size: int, intermediate_size: int) -> bool:
 
 @contextmanager
 def lean_repacking() -> Iterator[None]:
-    """Inside, vLLM 0.24 prepares the experts of a layer for Marlin through `prepare_experts`.
+    """Inside, vLLM prepares the experts of a layer for Marlin through `prepare_experts`.
 
     It also finds the factor of block scales, dense or MoE, by their largest alone.
     """
@@ -83,12 +83,12 @@ def prepare_experts(
     Codes are uint8 (E, N, K / 2), block scales E4M3 (E, N, K / 16), global scales multipliers (E,).
     The same three of w13, then of w2, come as Marlin reads them.
     """
-    from vllm.model_executor.layers.quantization.utils.marlin_utils import marlin_make_workspace_new
+    from vllm.model_executor.layers.quantization.utils import marlin_utils
 
     if hasattr(layer, "workspace"):
         layer.workspace.zero_()  # captured graphs use this memory; whatever a sleep has left there
-    else:
-        layer.workspace = marlin_make_workspace_new(w13.device, 4)
+    elif not hasattr(marlin_utils, "get_marlin_workspace"):  # since 0.30 one serves all layers
+        layer.workspace = marlin_utils.marlin_make_workspace_new(w13.device, 4)
     w13_scales = permute_scales(w13_scale, w13_scale_2, layer.params_dtype)
     w2_scales = permute_scales(w2_scale, w2_scale_2, layer.params_dtype)
     return repack_codes(w13), *w13_scales, repack_codes(w2), *w2_scales
