@@ -21,8 +21,8 @@ typedef unsigned char u8;
 #define ALONE (ROWS < 32)
 constexpr bool TOGETHER = !ALONE;
 constexpr int MULTIPLIERS = 32 * WARPS;  // threads
-constexpr int COPIERS = TOGETHER ? 128 : MULTIPLIERS;
-constexpr int THREADS = TOGETHER ? MULTIPLIERS + COPIERS : MULTIPLIERS;
+constexpr int COPIERS = 128;
+constexpr int THREADS = MULTIPLIERS + (TOGETHER ? COPIERS : 0);
 constexpr int EIGHTS = COLUMNS / WARPS / 8;  // of columns, of a warp
 constexpr int COPIED = COLUMNS < 64 ? 64 : COLUMNS;  // columns lie in groups of 64
 constexpr int STEPS = STAGE_K / 16;
@@ -45,7 +45,9 @@ constexpr int X_COPIES = (ROWS * CHUNKS + COPIERS - 1) / COPIERS;
 constexpr int ROWS_AT_ONCE = COPIERS / CHUNKS;
 constexpr bool ALL_COPY = ROWS % ROWS_AT_ONCE == 0;  // else some threads have no last row
 constexpr int FULL_AT = STAGES * STAGE_BYTES, EMPTY_AT = FULL_AT + 8 * STAGES;  // barriers
-static_assert(EIGHTS == 2 || COLUMNS == 32 && WARPS == 4 && ROWS == 16, "no such tile");
+static_assert(EIGHTS == 2 || COLUMNS == 32 && WARPS == 4 && ROWS == 16 && !EXPERTS, "no such tile");
+static_assert(TOGETHER || MULTIPLIERS == COPIERS && COLUMNS <= 64, "a warp alone copies, too");
+static_assert(!EXPERTS || SLICES == 1, "sums of experts are not cut");
 static_assert(STEPS / BATCH % 2 == 0, "batches take turns with registers");
 static_assert(STEPS % STEPS_AT_ONCE == 0 && COPIERS % CHUNKS == 0, "some is not copied");
 static_assert(STAGE_K % 64 == 0, "rows lie in panels of 64 numbers");
@@ -532,14 +534,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER
       const int row = of * 8 + group, id = out_row(row);
 #pragma unroll
       for (int eight = 0; eight < EIGHTS; ++eight) {
-        const int chunk = (warp + pair) % 4;
+        const int column = (warp + pair) % 4 * 16 + (eight + half) * 8 + pair * 2;
         const float* sum = sums[eight] + of * 2;
         const u32 both = rounded2(sum[0] * factor, sum[1] * factor);
         if (!AT_ONCE)
-          store32(place(row, columns64 * 64 + (chunk * EIGHTS + eight) * 8 + pair * 2), both);
+          store32(place(row, column), both);
         else if (id < rows && owns(eight))
-          *reinterpret_cast<u32*>(
-              out_at(id, columns64 * 64 + chunk * 16 + (eight + half) * 8 + pair * 2)) = both;
+          *reinterpret_cast<u32*>(out_at(id, column)) = both;
       }
     } else {
 #pragma unroll
@@ -553,7 +554,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER
   meet_multipliers();
   for (int at = thread; at < ROWS * OUT_CHUNKS; at += MULTIPLIERS) {
     const int row = at / OUT_CHUNKS, chunk = at % OUT_CHUNKS, id = out_row(row);
-    if (id >= rows || !owns(BY_ROW ? chunk % EIGHTS : row / 8)) continue;
-    copy_out(out_at(id, EIGHTS == 2 ? chunk * 8 : chunk * 16 + half * 8), place(row, chunk * 8));
+    if (id >= rows || !owns(row / 8)) continue;
+    copy_out(out_at(id, chunk * 8), place(row, chunk * 8));
   }
 }
