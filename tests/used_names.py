@@ -130,6 +130,7 @@ _OF_VLLM = (
         f"{_EXPERTS}.experts.cpu_moe:CPUUnquantizedExperts._select_experts",
         f"{_EXPERTS}.experts.cpu_moe:CPUUnquantizedExperts.set_capture_fn",
         f"{_EXPERTS}.experts.cpu_moe:CPUUnquantizedExperts.supports_routing_replay_capture",
+        since="0.28",
         until="0.30",
     ),
     *_for(
