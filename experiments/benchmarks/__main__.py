@@ -30,7 +30,6 @@ CASES = cases()
 COMMANDS = {
     "bitwise": (RECORD, DEVICE, MODELS_COMPARED, KERNELS, COMPILE),
     "codec": (RECORD,),
-    "exact_products": (RECORD,),
     "main_job": (RECORD, argument("commits", nargs="+", help="measured one after the other")),
     "parameter": (
         RECORD,

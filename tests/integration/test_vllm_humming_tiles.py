@@ -291,7 +291,7 @@ def test_experts_have_the_bits_of_the_grouped_product(tokens: int, k: int, top_k
     weight = dequantize(packed).transpose(-2, -1)
     expected = torch.empty(tokens * top_k, n, device="cuda", dtype=torch.bfloat16)
     expected[sort] = torch._grouped_mm(x[sort // top_k], weight, ends)
-    for tile in few_rows.TILE_ROWS:
+    for tile in few_rows.EXPERT_STAGES:
         found = torch.empty_like(expected)
         order = routing.order(tile)
         few_rows.multiply_experts(x, words, scale, multiplier, tile, order, found)

@@ -228,7 +228,7 @@ WITHOUT_GPU = [
     )
     for named in (
         *(("parameter", []), ("bitwise", []), ("parity", []), ("codec", [])),
-        *(("rollout", ["qwen3-8b:bf16"]), ("serving", ["qwen3-8b:bf16"]), ("exact_products", [])),
+        *(("rollout", ["qwen3-8b:bf16"]), ("serving", ["qwen3-8b:bf16"])),
     )
 ]
 

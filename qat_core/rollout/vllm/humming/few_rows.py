@@ -49,9 +49,8 @@ TILES = {
     Tile(128, 192, 12): (186, 159, 64, 6),
 }
 # Of experts, by rows: in fewer stages more blocks are there at once, as with fewer columns.
-EXPERT_STAGES = {8: 4, 16: 4, 32: 5, 64: 4, 128: 4}
+EXPERT_STAGES = {8: 4, 16: 4, 32: 5}
 EXPERT_COLUMNS = 128
-TILE_ROWS = tuple(sorted({tile.rows for tile in TILES}))
 
 
 def tile_rows(pairs: int, experts: int) -> int:
@@ -59,7 +58,9 @@ def tile_rows(pairs: int, experts: int) -> int:
 
     Most experts have no more than that.
     """
-    return next((rows for rows in TILE_ROWS if 3 * pairs <= 2 * rows * experts), TILE_ROWS[-1])
+    return next(
+        (rows for rows in EXPERT_STAGES if 3 * pairs <= 2 * rows * experts), max(EXPERT_STAGES)
+    )
 
 
 def multiply(
@@ -94,7 +95,7 @@ def multiply_experts(
     Args:
         x: BF16 (tokens, K), or (pairs, K) of rows that have been through an expert already.
         words, scale, multiplier: of all experts.
-        rows: of a tile, of TILE_ROWS.
+        rows: of a tile, of EXPERT_STAGES.
         order: pairs in the order of tiles, padded; the expert of each tile; how many with padding.
         out: BF16 (pairs, N).
     """
@@ -158,7 +159,7 @@ def prepare(n: int, k: int, rows: int, slices: int) -> None:
 
 def prepare_experts(n: int, k: int, rows: int) -> None:
     """As `prepare`; rows: an expert's mean."""
-    for tile in {widest(count, n) for count in TILE_ROWS if count <= tile_rows(rows, 1)}:
+    for tile in {widest(count, n) for count in EXPERT_STAGES if count <= tile_rows(rows, 1)}:
         _compiled(Kernel.of(tile, k, experts=True))
 
 
