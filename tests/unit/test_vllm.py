@@ -20,7 +20,6 @@ from qat_core.rollout.start import memory_settings, start_engine
 from qat_core.rollout.vllm import plugin
 from qat_core.rollout.vllm.compat import (
     _hold,
-    _hold_locks,
     keep_process_groups,
     require_supported,
 )
@@ -163,46 +162,6 @@ def test_held_attributes_take_new_values_in_their_old_memory() -> None:
     method.process_weights_after_loading(layer)
     assert layer.workspace is held[0] and layer.scale is held[1]
     assert layer.workspace.eq(0).all() and layer.scale.item() == 3.0
-
-
-class Kernel:
-    """Makes its locks again, as vLLM's own Humming does after every reload."""
-
-    locks: torch.Tensor
-
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        self.locks = torch.zeros(4)
-
-
-class Experts:
-    """Makes its kernel again, with locks; or one of Marlin's, without."""
-
-    def __init__(self, made: type) -> None:
-        self.made = made
-        self.moe_kernel: Any = None
-
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        self.moe_kernel = SimpleNamespace(fused_experts=self.made())
-        if isinstance(self.moe_kernel.fused_experts, Kernel):
-            self.moe_kernel.fused_experts.process_weights_after_loading(layer)
-
-
-def test_locks_of_vllms_humming_stay_where_captured_graphs_have_them() -> None:
-    kernel, experts, marlins = Kernel(), Experts(Kernel), Experts(object)
-    for _ in range(2):  # a second engine in the process changes nothing
-        _hold_locks(Kernel, lambda it: it)
-        _hold_locks(Experts, lambda it: getattr(it.moe_kernel, "fused_experts", None))
-    layer = torch.nn.Module()
-    kernel.process_weights_after_loading(layer)
-    experts.process_weights_after_loading(layer)
-    held = kernel.locks, experts.moe_kernel.fused_experts.locks
-    for locks in held:
-        locks.fill_(7.0)  # left by a sleep
-    for owner in (kernel, experts, marlins, marlins):
-        owner.process_weights_after_loading(layer)
-    assert kernel.locks is held[0] and experts.moe_kernel.fused_experts.locks is held[1]
-    assert not any(locks.any() for locks in held)
-    assert not hasattr(marlins.moe_kernel.fused_experts, "locks")
 
 
 class Client:

@@ -13,11 +13,11 @@
 | engines tell which experts they chose | yes | made to here up to 0.29; Triton from 0.31 |
 | an engine that Python frees ends the process groups of the others | 0.33: kept here | from 0.31 |
 | NVFP4 on Hopper is multiplied by Humming | 0.33: only if asked for here | no |
-| a reload moves the locks of vLLM's own Humming | 0.33: held in place here | no |
+| a reload moves the locks of vLLM's own Humming | 0.33: see `own_humming.py` | no |
 """
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -141,24 +141,6 @@ def hold_addresses(version: str) -> None:
     _hold(nvfp4_moe.CompressedTensorsW4A4Nvfp4MoEMethod, names)
 
 
-def hold_locks() -> None:
-    """Make vLLM 0.33's own Humming keep the locks that captured CUDA graphs use, and free them.
-
-    A reload makes new ones, of a linear layer's kernel and of experts. A call after the first adds
-    nothing.
-    """
-    from vllm.model_executor.kernels.linear.nvfp4.humming import HummingNvFp4LinearKernel
-    from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
-        compressed_tensors_moe_w4a4_nvfp4 as nvfp4_moe,
-    )
-
-    _hold_locks(HummingNvFp4LinearKernel, lambda kernel: kernel)
-    _hold_locks(
-        nvfp4_moe.CompressedTensorsW4A4Nvfp4MoEMethod,
-        lambda method: getattr(method.moe_kernel, "fused_experts", None),
-    )
-
-
 def repacking() -> AbstractContextManager[None]:
     """A reload inside prepares weights for Marlin in less time and memory; CUDA only."""
     from vllm.platforms import current_platform
@@ -251,19 +233,3 @@ def _hold(owner: Any, names: tuple[str, ...]) -> None:
 
     process_in_place.holds_addresses = True  # type: ignore[attr-defined]
     owner.process_weights_after_loading = process_in_place
-
-
-def _hold_locks(owner: Any, holder_of: Callable[[Any], Any]) -> None:
-    """Wrap `process_weights_after_loading`: the `locks` of what it makes keep their memory."""
-    original = owner.process_weights_after_loading
-    if getattr(original, "holds_locks", False):
-        return
-
-    def process_with_locks(self: Any, layer: Any) -> None:
-        locks = getattr(holder_of(self), "locks", None)
-        original(self, layer)
-        if locks is not None:
-            holder_of(self).locks = locks.zero_()  # a sleep has left anything there
-
-    process_with_locks.holds_locks = True  # type: ignore[attr-defined]
-    owner.process_weights_after_loading = process_with_locks

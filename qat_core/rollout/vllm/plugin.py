@@ -9,7 +9,7 @@ other ones of experts. The first engine of a process decides for all of them.
 
 import os
 
-from qat_core.rollout.vllm.compat import PINNED, WITH_OWN_HUMMING, hold_locks
+from qat_core.rollout.vllm.compat import PINNED, WITH_OWN_HUMMING
 from qat_core.rollout.vllm.kernel_choice import require_vllm, use_for_linear
 from qat_core.rollout.vllm.switches import (
     EXACT_VARIABLE,
@@ -64,7 +64,9 @@ def register() -> None:
 
         humming_experts.install()
     if VLLM_HUMMING in (linear, experts):
-        hold_locks()
+        from qat_core.rollout.vllm import own_humming
+
+        own_humming.install()
     if not current_platform.is_cpu():
         return
     import vllm

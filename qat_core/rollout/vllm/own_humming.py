@@ -1,0 +1,61 @@
+"""vLLM 0.33's own Humming kernels through weight syncs, which need what a reload would change.
+
+CUDA graphs are captured with the addresses of locks, of which a reload makes new ones. And the
+layout of experts depends on values: where gate and up of an expert have one global scale, as syncs
+send them, it is kept for the expert, else for each row. A start without weights (`load_format`
+dummy) draws them apart, and no reload of an expert fits then.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+
+def install() -> None:
+    """For the process's engines. A call after the first adds nothing."""
+    from vllm.model_executor.kernels.linear.nvfp4.humming import HummingNvFp4LinearKernel
+    from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+        compressed_tensors_moe_w4a4_nvfp4 as nvfp4_moe,
+    )
+
+    experts = nvfp4_moe.CompressedTensorsW4A4Nvfp4MoEMethod
+    hold_locks(HummingNvFp4LinearKernel, lambda kernel: kernel)
+    hold_locks(experts, lambda method: getattr(method.moe_kernel, "fused_experts", None))
+    share_dummy_scales(experts)
+
+
+def hold_locks(owner: Any, holder_of: Callable[[Any], Any]) -> None:
+    """Wrap `process_weights_after_loading`: the `locks` of what it makes keep their memory."""
+    original = owner.process_weights_after_loading
+    if getattr(original, "holds_locks", False):
+        return
+
+    @wraps(original)
+    def process_with_locks(self: Any, layer: Any) -> None:
+        locks = getattr(holder_of(self), "locks", None)
+        original(self, layer)
+        if locks is not None:
+            holder_of(self).locks = locks.zero_()  # a sleep has left anything there
+
+    process_with_locks.holds_locks = True  # type: ignore[attr-defined]
+    owner.process_weights_after_loading = process_with_locks
+
+
+def share_dummy_scales(owner: Any) -> None:
+    """Wrap `process_weights_after_loading` of experts: at a start without weights up has gate's."""
+    original = owner.process_weights_after_loading
+    if getattr(original, "shares_dummy_scales", False):
+        return
+
+    @wraps(original)
+    def process_shared(self: Any, layer: Any) -> None:
+        from vllm.config import get_current_vllm_config
+
+        is_start = self.moe_kernel is None
+        if is_start and get_current_vllm_config().load_config.load_format == "dummy":
+            of_gate_and_up = layer.w13_weight_global_scale.data
+            of_gate_and_up[:, 1:] = of_gate_and_up[:, :1]
+        original(self, layer)
+
+    process_shared.shares_dummy_scales = True  # type: ignore[attr-defined]
+    owner.process_weights_after_loading = process_shared
