@@ -29,6 +29,7 @@ NAMED_AS_RECORDED = (
 SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "benchmarks": engine_and_parity_sections,
     "syncs": sync_sections,
+    "serving": rows_sections("serving_8b"),
     "parity": parity_sections,
     "zero_mismatch": zero_mismatch_sections,
     "gpus": gpus_sections,
@@ -48,7 +49,8 @@ SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
 def benchmark_text(kind: str, folder: Path, machine: str) -> str:
     """Markdown of one kind of SECTIONS, from records in a folder.
 
-    How their names end is a machine, e.g. `h200` for rollout_h200.json, or the size of a study.
+    How their names end is a machine, e.g. `h200` for rollout_h200.json, the size of a study, or a
+    version of vLLM on an H200.
     """
     sections = SECTIONS[kind]
     try:
