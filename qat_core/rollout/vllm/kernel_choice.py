@@ -73,11 +73,12 @@ def require_asked(model: "nn.Module") -> None:
             found, asked = type(scheme.kernel).__name__, LINEAR_CLASSES[linear]
         else:
             continue
-        if found not in (asked, CPU_CLASS):
-            raise ValueError(
-                f"vLLM multiplies {name} by {found}, not by {asked}: leave its settings "
-                "linear_backend and moe_backend to this project"
-            )
+        if found in (asked, CPU_CLASS):
+            continue
+        fix = "leave its settings linear_backend and moe_backend to this project"
+        if found == EXPERTS_CLASSES[VLLM_HUMMING]:  # chosen where some experts are not packed
+            fix += f", or ask for it by {EXPERTS_VARIABLE}={VLLM_HUMMING}"
+        raise ValueError(f"vLLM multiplies {name} by {found}, not by {asked}: {fix}")
 
 
 def require_vllm(

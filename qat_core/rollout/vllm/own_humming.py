@@ -3,12 +3,19 @@
 CUDA graphs are captured with the addresses of locks, of which a reload makes new ones. And the
 layout of experts depends on values: where gate and up of an expert have one global scale, as syncs
 send them, it is kept for the expert, else for each row. A start without weights (`load_format`
-dummy) draws them apart, and no reload of an expert fits then.
+dummy) draws them apart, and no reload of an expert fits then. A linear layer's bias loses what a
+reload needs to know of it.
 """
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from qat_core.rollout.vllm.kernel_choice import EXPERTS_CLASSES, LINEAR_CLASSES
+from qat_core.rollout.vllm.switches import VLLM_HUMMING
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def install() -> None:
@@ -59,3 +66,20 @@ def share_dummy_scales(owner: Any) -> None:
 
     process_shared.shares_dummy_scales = True  # type: ignore[attr-defined]
     owner.process_weights_after_loading = process_shared
+
+
+def require_reloadable(model: "nn.Module") -> None:
+    """ValueError naming a layer of these kernels whose weights no sync can replace."""
+    for name, module in model.named_modules():
+        kernel = type(getattr(getattr(module, "scheme", None), "kernel", None)).__name__
+        if kernel == LINEAR_CLASSES[VLLM_HUMMING] and getattr(module, "bias", None) is not None:
+            raise ValueError(f"{name}: a bias, which {kernel} cannot reload: serve it by marlin")
+        method: Any = getattr(module, "quant_method", None)
+        experts = getattr(getattr(method, "experts_cls", None), "__name__", "")
+        scale: Any = getattr(module, "w13_weight_scale_2", None)
+        if experts == EXPERTS_CLASSES[VLLM_HUMMING] and scale.ndim == 2:
+            raise ValueError(
+                f"{name}: gate and up of an expert came with two global scales, syncs send one, "
+                f"and {experts} cannot reload that: start with load_format='dummy', or serve it "
+                "by marlin"
+            )

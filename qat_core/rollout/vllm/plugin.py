@@ -2,9 +2,10 @@
 
 vLLM refuses W4A16 on a CPU. With this plugin the same checkpoints and weight syncs run there in
 BF16, unpacked when they arrive, and experts tell their routes. On CUDA nothing changes unless
-`QAT_CORE_LINEAR_KERNEL` asks for other kernels of linear layers (of the compressed-tensors form,
-which syncs have; those of a ModelOpt checkpoint keep Marlin), or `QAT_CORE_EXPERTS_KERNEL` for
-other ones of experts. The first engine of a process decides for all of them.
+`QAT_CORE_LINEAR_KERNEL` asks for kernels of this project for linear layers (of the
+compressed-tensors form, which syncs have; those of a ModelOpt checkpoint keep vLLM's), or
+`QAT_CORE_EXPERTS_KERNEL` for other ones of experts. Between vLLM's own kernels its settings choose,
+which `VllmEngine` gives. The first engine of a process decides for all of them.
 """
 
 import os
@@ -24,6 +25,7 @@ from qat_core.rollout.vllm.switches import (
     kernel_named_by,
     require_known_variables,
     require_no_kernels,
+    require_unset,
 )
 
 _chosen: dict[str, str] = {}  # by variable, of the process's first engine
@@ -124,6 +126,9 @@ def asked_for(variable: str) -> str:
             from qat_core.rollout.vllm.humming import library as humming
 
             humming.require(asked, "unset it to use Marlin")
+        if name == VLLM_HUMMING:
+            others = [it for it in os.environ if it.startswith("VLLM_HUMMING_")]
+            require_unset(others, os.environ, f"{asked} is vLLM's Humming without it")
     first = _chosen.setdefault(variable, name)
     if name != first:
         raise ValueError(

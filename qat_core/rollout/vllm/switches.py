@@ -23,7 +23,7 @@ EXACT_VARIABLES = (EXACT_VARIABLE, EXACT_RANKS_VARIABLE, EXACT_EXPERT_PARALLEL_V
 COVERAGE_VARIABLE = "QAT_CORE_COVERAGE"  # where verl's engine writes what it packs
 MARLIN, MARLIN_UNPACK, HUMMING = "marlin", "marlin-unpack", "humming"
 VLLM_HUMMING = "vllm-humming"  # with tiles of its own choice
-KERNELS = {  # the first is served unless the variable names another
+KERNELS = {  # the first is what `VllmEngine` asks for unless the variable names another
     LINEAR_VARIABLE: (MARLIN, MARLIN_UNPACK, HUMMING, VLLM_HUMMING),
     EXPERTS_VARIABLE: (MARLIN, HUMMING, VLLM_HUMMING),
 }

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from qat_core.checkpoint.architecture import meta_copy
-from qat_core.rollout.vllm import compat
+from qat_core.rollout.vllm import compat, own_humming
 from qat_core.rollout.vllm.experts import load_experts, loading_experts_whole
 from qat_core.rollout.vllm.in_place.sync import passed_over, targets_of, writing
 from qat_core.rollout.vllm.in_place.targets import ATTENTION
@@ -59,7 +59,8 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
 
     Raises:
         ValueError: vLLM has no place for a bias, its loader of this model writes weights past the
-            reload or nowhere, or it serves other kernels than asked for.
+            reload or nowhere, or it serves other kernels than asked for,
+            or some that cannot be reloaded.
     """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import (
@@ -71,6 +72,7 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
     model = worker.model_runner.get_model()
     require_asked(model)
     compat.require_reloadable(type(model).__name__)
+    own_humming.require_reloadable(model)
     require_biases(model, names)
     if targets := targets_of(worker, names):
         with set_current_vllm_config(worker.vllm_config), writing(model, targets, names) as write:

@@ -248,6 +248,14 @@ def test_another_version_is_named(
         completed()
 
 
+def test_kernels_of_a_newer_vllm_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QAT_CORE_EXPERTS_KERNEL", "vllm-humming")
+    with pytest.raises(
+        ValueError, match=r"_KERNEL=vllm-humming: of vLLM 0\.33, verl .* 0\.24: unset"
+    ):
+        completed()
+
+
 BF16 = {"off": ["+nvfp4=off"], "enable: false": ["+nvfp4=w4a16", f"{QAT}.enable=false"]}
 BESIDE_BF16: dict[Row | None, dict[str, Case]] = {
     QUANTIZATION: {
