@@ -52,9 +52,10 @@ def norm(
 
 def _rows_by_two(x: Tensor) -> Tensor:
     """x as (outer, inner, C), a copy only where strides ask for one."""
-    if x.stride(-1) != 1 or x.ndim > 3:
-        x = x.contiguous().view(-1, 1, x.shape[-1])
-    return x[:, None] if x.ndim == 2 else x.view(1, 1, -1) if x.ndim == 1 else x
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    if x.ndim == 3:
+        return x
+    return x[:, None] if x.ndim == 2 else x.reshape(-1, 1, x.shape[-1])
 
 
 @triton.jit
@@ -157,6 +158,7 @@ def silu_mul(gate: Tensor, up: Tensor, out: Tensor | None = None) -> Tensor:
         out: BF16 (T, F), contiguous, or None to make it.
     """
     rows, width = gate.shape
+    assert gate.stride() == up.stride() == (gate.stride(0), 1), "read by one stride"
     out = torch.empty(rows, width, dtype=gate.dtype, device=gate.device) if out is None else out
     grid = rows, triton.cdiv(width, 1024)
     _silu_mul[grid](gate, up, out, width, gate.stride(0), BLOCK=1024)
@@ -179,6 +181,7 @@ def silu_mul_grads(
 ) -> None:
     """See `backward.silu_mul_grads`: (T, F) each, the last four perhaps parts of wider tensors."""
     rows, width = grad.shape
+    assert gate.stride() == up.stride() and grad_gate.stride() == grad_up.stride()
     grid = rows, triton.cdiv(width, 1024)
     _silu_mul_grads[grid](
         *(grad, gate, up, grad_gate, grad_up),

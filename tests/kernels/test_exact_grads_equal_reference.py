@@ -45,6 +45,16 @@ def test_a_norm_of_heads_does_not_depend_on_what_lies_beside_them(kernels, devic
     assert torch.equal(whole[0, 3], kernels.norm(heads[0, 3], weight, 1e-6)[0])
 
 
+def test_a_norm_reads_columns_that_lie_apart(kernels, device):
+    x = torch.randn(3, 5, 192, device=device).bfloat16()[..., ::2]
+    residual = torch.randn(3, 5, 96, device=device).bfloat16()
+    weight = torch.ones(96, device=device).bfloat16()
+    for first, second in ((x, residual), (residual, x)):
+        found = kernels.norm(first, weight, 1e-6, second)
+        expected = kernels.norm(first.contiguous(), weight, 1e-6, second.contiguous())
+        assert all(map(torch.equal, found, expected))
+
+
 @pytest.mark.parametrize(("rows", "width"), [(7, 4096), (300, 128), (65, 576), (1, 64)])
 def test_norm_grads(kernels, device, rows, width):
     x, grad = (torch.randn(rows, width, device=device).bfloat16() for _ in range(2))
