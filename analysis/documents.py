@@ -44,7 +44,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 from analysis.claims import outcomes_text
 from analysis.claims_table import Claim, read_table
-from analysis.figure_files import CAPTIONS, figure_names
+from analysis.figure_files import CAPTIONS, recorded_names
 from analysis.ladder.plan import plan_text
 from analysis.load import recorded_study
 from analysis.markdown import read_rows
@@ -148,7 +148,7 @@ def _functions(root: Path, folder: Path) -> dict[str, Any]:
     return {name: partial(_block, name, records) for name in (*BLOCKS, *SECTIONS)} | {
         "figures": lambda study, *names: "\n".join(
             _figure(root, folder, study, name)
-            for name in names or figure_names(recorded_study(records / study))
+            for name in names or recorded_names(recorded_study(records / study))
         ),
         "claim": lambda study, name, model=None: one_claim(records / study, name, model),
         "cell": cell,

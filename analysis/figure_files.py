@@ -8,6 +8,8 @@ from experiments.study.schema import Study
 
 FORMATS = ("png", "svg")  # records and pages have the first
 DRIFT = "drift"
+# of a record, for its page; a report draws all
+RECORDED = ("kl", "accuracy", "curves", "reward", "survival", "answers")
 MANY_SEEDS = 12  # more lines in one panel show nothing
 
 
@@ -91,3 +93,8 @@ def figure_names(study: Study) -> tuple[str, ...]:
     figures = tuple(it for it in KINDS[study.judged_by].figures if drawn.get(it, True))
     is_watched = study.rl.drift_every and any(ARMS[arm].rollout_recipe for arm in study.arms)
     return (*figures, DRIFT) if is_watched else figures
+
+
+def recorded_names(study: Study) -> tuple[str, ...]:
+    """Those of them that lie beside its record."""
+    return tuple(it for it in figure_names(study) if it in RECORDED)

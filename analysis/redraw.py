@@ -12,6 +12,7 @@ from pathlib import Path
 
 from analysis.claims import judge
 from analysis.documents import RECORDS, Page, page_of, pages_of_all
+from analysis.figure_files import recorded_names
 from analysis.figures import BENCHMARK_FIGURES, Canvas, drawings
 from analysis.figures.front import BENCHMARKS, MACHINE, draw_front
 from analysis.load import recorded_study
@@ -33,7 +34,9 @@ def judge_record(record: Path) -> None:
 def figures(record: Path) -> Mapping[str, Callable[[], Canvas]]:
     """What there is to draw of a record; read once, for all processes."""
     (record / "figures").mkdir(exist_ok=True)
-    return drawings(recorded_study(record), record).figures
+    study = recorded_study(record)
+    drawn = drawings(study, record).figures
+    return {name: drawn[name] for name in recorded_names(study)}
 
 
 def draw(record: Path, name: str) -> None:
