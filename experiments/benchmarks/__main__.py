@@ -28,7 +28,6 @@ ENGINES = (
 )
 CASES = cases()
 COMMANDS = {
-    "bitwise": (RECORD, DEVICE, MODELS_COMPARED, KERNELS, COMPILE),
     "codec": (RECORD,),
     "main_job": (RECORD, argument("commits", nargs="+", help="measured one after the other")),
     "parameter": (

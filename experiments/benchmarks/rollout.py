@@ -24,7 +24,6 @@ from torch import nn
 
 from experiments.base.random_model import write_architecture
 from experiments.benchmarks.architectures import engine_settings
-from experiments.benchmarks.bitwise import writes_in_place
 from experiments.benchmarks.engines import read_engine, record_engines
 from experiments.benchmarks.timing import synchronize
 from qat_core.checkpoint.architecture import meta_model
@@ -147,6 +146,11 @@ def _measure_once(call: Callable[..., object], *arguments: object) -> dict[str, 
         figures["extra_gib"] = (torch.cuda.max_memory_allocated() - before) / BYTES_PER_GIB
         figures["left_gib"] = (torch.cuda.memory_allocated() - before) / BYTES_PER_GIB
     return figures
+
+
+def writes_in_place(worker: Any) -> bool:
+    """Whether the last sync went past vLLM's reload; runs in its worker."""
+    return bool(getattr(worker, "qat_core_targets", {}))
 
 
 def main(arguments: argparse.Namespace) -> None:

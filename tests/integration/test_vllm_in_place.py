@@ -243,7 +243,10 @@ def test_an_engine_holds_the_same_bytes_as_after_a_reload(shape: str, tmp_path: 
 
 
 def _bytes_differ(shape: str, folder: str) -> list[str]:
-    """Names of tensors that differ after syncs of the same weights by reload and in place."""
+    """Names of tensors that differ after syncs of the same weights by reload and in place.
+
+    And after a sleep, which keeps no weights: of them alone, as nothing reads what else it leaves.
+    """
     recipe, path = Recipe.full(), Path(folder) / "model"
     write_architecture(ARCHITECTURES[shape] | {"num_hidden_layers": 2}, path)
     models = []
@@ -254,15 +257,27 @@ def _bytes_differ(shape: str, folder: str) -> list[str]:
             parameter.data.normal_(std=0.02 * 4**seed)
         models.append(model)
     planned = plan(models[0], recipe)
-    engine = VllmEngine(path, planned, load_format="dummy", **engine_settings("cuda", 4))
-    held = []
-    for way, model in (("0", models[0]), ("1", models[1]), ("0", models[1])):
+    settings = engine_settings("cuda", 4) | {"enable_sleep_mode": True}
+    engine = VllmEngine(path, planned, load_format="dummy", **settings)
+
+    def synced(way: str, model: nn.Module) -> dict[str, Tensor]:
         os.environ[IN_PLACE_VARIABLE] = way
         engine.sync(weight_stream(model, planned, recipe), planned)
-        held.append(engine.on_worker(all_tensors))
+        return engine.on_worker(all_tensors)
+
+    synced("0", models[0])
+    in_place, reloaded = synced("1", models[1]), synced("0", models[1])
+    engine.sleep()
+    engine.wake_up()
+    slept = {
+        f"{it} after a sleep": of for it, of in synced("1", models[1]).items() if "weight" in it
+    }
     assert engine.on_worker(_written_in_place) == set(planned.quantized)
-    _, in_place, reloaded = held
-    return [name for name, tensor in reloaded.items() if not torch.equal(tensor, in_place[name])]
+    return [
+        name
+        for name, tensor in (reloaded | slept).items()
+        if not torch.equal(tensor, in_place[name.removesuffix(" after a sleep")])
+    ]
 
 
 def _written_in_place(worker: Any) -> set[str]:
