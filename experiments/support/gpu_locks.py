@@ -64,7 +64,7 @@ def require_gpus(num_gpus: int, memory_gib: float | None = None) -> None:
 def locked_gpus(
     num_gpus: int, folder: Path | None = None, memory_gib: float | None = None
 ) -> Iterator[list[str]]:
-    """Waits for so many free GPUs, or for a share of each, and keeps them for the block.
+    """Waits, however long, for so many free GPUs or a share of each; keeps them for the block.
 
     Files in `folder`, by default one of this user, machine and Slurm job, are named by UUID, since
     an index and a UUID may be one GPU. With `memory_gib` each GPU is shared with others that say
