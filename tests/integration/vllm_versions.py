@@ -1,9 +1,9 @@
 """`python -m tests.integration.vllm_versions`: the tests of the vLLM that is installed.
 
-On a CPU all of them, on a GPU those that are made for one too. With VERL_TREE set, of the verl in
-that source tree instead (`tests/workflow/test_verl_tree.py`). How many pass, and why others are
-skipped, is noted by version and platform in experiments/records/benchmarks/vllm_versions.json, from
-which `docs/verl.md` takes its table.
+On a CPU all but those of families, on a GPU those that are made for one too. With VERL_TREE set, of
+the verl in that source tree instead (`tests/workflow/test_verl_tree.py`). How many pass, and why
+others are skipped, is noted by version and platform in
+experiments/records/benchmarks/vllm_versions.json, from which `docs/verl.md` takes its table.
 """
 
 import json
@@ -29,6 +29,7 @@ from experiments.support.json_files import write_json
 RECORD = ROOT / "experiments" / "records" / "benchmarks" / "vllm_versions.json"
 TREE = os.environ.get("VERL_TREE", "")
 NAMES = "tests/unit/test_used_names.py"
+FAMILIES = "test_vllm_families.py"  # has a table of its own, of the versions that are installed
 # the others compare with what a CPU computes
 ON_CUDA = (
     *(f"tests/integration/test_vllm_{of}.py" for of in ("marlin", "humming", "humming_experts")),
@@ -64,7 +65,8 @@ def tests_of(platform: str) -> list[str]:
         return ["tests/workflow/test_verl_tree.py"]
     if platform == "cuda":
         return [*ON_CUDA]
-    return [*map(str, sorted(ROOT.glob("tests/integration/test_vllm*.py"))), NAMES]
+    found = sorted(ROOT.glob("tests/integration/test_vllm*.py"))
+    return [*(str(it) for it in found if it.name != FAMILIES), NAMES]
 
 
 def run_tests(junit: Path, tests: Iterable[str]) -> None:
