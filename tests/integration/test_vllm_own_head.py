@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
+import vllm
 from vllm.distributed import cleanup_dist_env_and_memory
 
 from experiments.base.random_model import write_architecture
@@ -108,6 +110,10 @@ def test_a_sync_with_it_replaces_nothing(engine: VllmEngine, untied: nn.Module) 
     assert torch.equal(_log_probs(engine), before)
 
 
+@pytest.mark.skipif(
+    Version(vllm.__version__) >= Version("0.29"),
+    reason="vLLM from 0.29 serves a head that a file has, tied or not",
+)
 def test_a_tensor_that_vllms_loader_puts_nowhere_is_named(
     engine: VllmEngine, tied: nn.Module, untied: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
