@@ -106,7 +106,7 @@ _OF_VLLM = (
         until="0.28",
     ),
     *_for(
-        "locks of vLLM's own Humming, kept in place for CUDA graphs",
+        "vLLM's own Humming through a reload: its locks in place, one scale of gate and up",
         f"{_KERNELS}.humming:HummingNvFp4LinearKernel.{_PROCESS}",
         f"{_NVFP4_EXPERTS}:CompressedTensorsW4A4Nvfp4MoEMethod.{_PROCESS}",
         since="0.33",

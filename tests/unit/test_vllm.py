@@ -18,11 +18,7 @@ from qat_core.nvfp4.format import PackedTensor
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.start import memory_settings, start_engine
 from qat_core.rollout.vllm import plugin
-from qat_core.rollout.vllm.compat import (
-    _hold,
-    keep_process_groups,
-    require_supported,
-)
+from qat_core.rollout.vllm.compat import _hold, keep_process_groups, require_supported
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.rollout.vllm.kernel_choice import require_asked, settings_by_name
 from qat_core.rollout.vllm.outputs import to_routes

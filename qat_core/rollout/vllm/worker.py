@@ -59,8 +59,8 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
 
     Raises:
         ValueError: vLLM has no place for a bias, its loader of this model writes weights past the
-            reload or nowhere, or it serves other kernels than asked for,
-            or some that cannot be reloaded.
+            reload or nowhere, or it serves other kernels than asked for, or some that cannot be
+            reloaded.
     """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import (
