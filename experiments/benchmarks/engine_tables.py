@@ -38,7 +38,7 @@ ROLLOUT_NOTE = (
     "Medians of five, in brackets least and most. Extra memory: peak during a sync through the "
     "reload. vLLM's own load: the same BF16 tensors through `load_weights`, as verl syncs them."
 )
-BATCHES, PROMPTS = (1, 32, 256), (256, 1024)
+BATCHES, PROMPTS = (1, 32, 256), (256, 1024)  # decoded at once; of a rollout step
 
 
 def over_bf16(key: str) -> str:

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from experiments.base.random_model import write_architecture
 from experiments.benchmarks.architectures import engine_settings
+from experiments.benchmarks.engine_tables import BATCHES, PROMPTS
 from experiments.benchmarks.engines import read_engine, record_engines
 from experiments.benchmarks.timing import quartiles
 from qat_core.checkpoint.architecture import meta_model
@@ -37,13 +38,12 @@ from qat_core.units import BYTES_PER_GIB
 from qat_core.weights.stream import packed_weights
 
 GPU_MEMORY_UTILIZATION = 0.9
-BATCHES = (1, 32, 256)
 REPEATS = 3
 PROMPT_TOKENS = 32
 WEIGHT_STD = 0.02  # of all weights, norms too
 NEW_TOKENS = {"cuda": 128, "cpu": 8}
 PREFILL = {"cuda": (4, 2048), "cpu": (2, 32)}  # prompts, tokens of each
-ROLLOUTS = {"cuda": (256, 1024), "cpu": (8, 16)}  # prompts
+ROLLOUTS = {"cuda": PROMPTS, "cpu": (8, 16)}
 ROLLOUT_TOKENS = {"cuda": 2048, "cpu": 16}  # new ones of each prompt
 # tokens of a step
 GRAPHS = [1, 2, 4, 8, 16, *range(32, 256, 32), *range(256, 512, 64), *range(512, 1025, 128)]

@@ -81,8 +81,9 @@ def _switch(variable: str, default: str) -> bool:
 
 def kernel_named_by(variable: str) -> str:
     """The kernel that the environment names; ValueError if there is none of that name."""
-    name = os.environ.get(variable) or MARLIN
+    default, *others = KERNELS[variable]
+    name = os.environ.get(variable) or default
     if name not in KERNELS[variable]:
-        *others, last = KERNELS[variable][::-1]
-        raise ValueError(f"{variable}={name}: use {', '.join(others)}, or {last}, the default")
+        named = ", ".join(reversed(others))
+        raise ValueError(f"{variable}={name}: use {named}, or {default}, the default")
     return name
