@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from experiments.rl.metric_names import K3_KL, RESPONSE_TOKENS, REWARD, TOTAL_TOKENS
+from experiments.rl.metric_names import K3_KL, MISMATCH_COUNT, RESPONSE_TOKENS, REWARD, TOTAL_TOKENS
 from experiments.runs.record import file_of, record_of
 from experiments.support.json_files import parse_object, read_bytes
 
@@ -15,6 +15,7 @@ GRID_METRICS = (
     "step",
     K3_KL,
     "rollout_corr/kl",
+    MISMATCH_COUNT,
     # whether a correction acts, and how much
     "rollout_corr/rollout_is_mean",
     "rollout_corr/rollout_is_ratio_fraction_",
