@@ -29,7 +29,8 @@ from experiments.support.json_files import (
 )
 
 RECORDS, BATCHES = "records.jsonl", "batches.csv.gz"
-KEPT = ("zero_mismatch_*", "serving_exact_*", "parameter_exact_*", "main_job_*")  # pages name them
+# files of their own: what others look up by name
+KEPT = ("zero_mismatch_*", "serving_exact_*", "main_job_cpu.json")
 HINT = "run the benchmark of that name"
 
 

@@ -2,7 +2,7 @@
 
 A cell is a text, a number, several of one quantity, or nothing. What of a row is no column is
 hidden. Records of the same columns are one table, in which settings that they do not share are
-columns too.
+columns too. A table that is computed from several records has a file of its own beside this one.
 """
 
 from collections import Counter
@@ -50,7 +50,7 @@ class RowsRecord(BaseModel):
     git: Commit | None = None
     packages: list[str] = ["torch", "transformers"]
     settings: dict[str, Setting] = {}
-    columns: dict[str, Column] = {}  # the table of comparisons brings its own
+    columns: dict[str, Column]
     rows: list[Row] = Field(validation_alias=AliasChoices("rows", "comparisons"))
     note: str = ""
 
@@ -133,8 +133,6 @@ def _section(records: list[RowsRecord]) -> list[str]:
     names = dict.fromkeys(name for it in settings for name in it)
     shared = [it for it in names if len({of_record.get(it) for of_record in settings}) == 1]
     said = [f"{it} {settings[0][it]}" for it in shared if it != "commit" and settings[0][it]]
-    if not records[0].columns:
-        raise ValueError("columns: missing; run the benchmark again")
     rows = [
         {name: record.words.get(name, "") for name in names if name not in shared}
         | {it.heading: _cell(key, it, row) for key, it in record.columns.items()}

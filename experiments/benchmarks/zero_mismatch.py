@@ -24,9 +24,9 @@ from experiments.benchmarks.exact_cases import Case, cases
 from experiments.benchmarks.exact_engines import start_engine
 from experiments.benchmarks.exact_trainers import RankedTrainer, Trainer, recipe_of
 from experiments.benchmarks.ranks import require_gpus_for
-from experiments.benchmarks.records import read_continued
+from experiments.benchmarks.records import ENGINE_PACKAGES, Column, read_continued, shape_of
 from experiments.runs.provenance import origin
-from experiments.support.device import require_device
+from experiments.support.cli import require_device
 from experiments.support.json_files import write_json
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint.architecture import meta_model
@@ -38,6 +38,26 @@ from qat_core.units import BYTES_PER_GIB
 
 PROMPT, ANSWER = (3, 300), 140  # tokens: fewest and most, most
 LONG_PROMPT = (600, 700)  # in chunks of a batch that decodes
+PACKAGES = (*ENGINE_PACKAGES, "transformers")
+COLUMNS = {
+    "case": Column(heading="Case"),
+    "model": Column(heading="Model"),
+    "engine": Column(heading="Engine"),
+    "trainer": Column(heading="Trainer"),
+    "after": Column(heading="After steps"),
+    "tokens": Column(heading="Tokens", format=","),
+    "unequal": Column(heading="Unequal", format=","),
+    "largest_difference": Column(heading="Largest difference, nats", format=".1e"),
+    "k3_kl": Column(heading="k3 KL, nats a token", format=".1e"),
+    "expected_zero": Column(heading="Expected"),
+}
+NOTE = (
+    "Log-probs of sampled tokens that differ in any bit, over all states of the weights and all "
+    "ways of batching; each rank of FSDP2 compares all tokens, and counts them. After: optimizer "
+    "steps and a sync. Moved by signs: a step moves weights by the signs of their gradients, as "
+    "AdamW's first does; its moments do not fit. A control leaves one ingredient out, and has to "
+    "differ."
+)
 
 
 def compare_case(name: str, case: Case, device: str) -> list[dict[str, Any]]:
@@ -162,7 +182,7 @@ def main(arguments: argparse.Namespace) -> None:
     chosen = {name: cases()[name] for name in arguments.cases}
     require_gpus_for("--cases", [case.num_gpus for case in chosen.values()], device)
     where = origin(device, arguments.record, vllm=vllm_version())
-    setup = {"benchmark": "zero_mismatch", **where}
+    setup = {"benchmark": "zero_mismatch", **where, **shape_of({}, COLUMNS, NOTE, PACKAGES)}
     _read_without(arguments.record, setup, chosen)  # a mistake is refused before an hour's work
     arguments.record.parent.mkdir(parents=True, exist_ok=True)
     for name, case in chosen.items():

@@ -1,15 +1,18 @@
-"""How far a study is, read from what its bases and runs leave on disk, in one line."""
+"""How far a study is, by what it has left on disk, and how long it takes, by its record."""
 
 import time
 from datetime import timedelta
 from pathlib import Path
+from statistics import fmean
 
+from experiments.runs.attempts import list_run_dirs
 from experiments.runs.evaluation import EVALUATIONS
-from experiments.runs.expected_time import expected_time
-from experiments.runs.manifest import MANIFEST
+from experiments.runs.manifest import MANIFEST, read_manifest
 from experiments.runs.metrics import METRICS
-from experiments.study.schema import Run, Study
+from experiments.study.schema import ROOT, Run, Study
+from experiments.support.json_files import REMAKE
 
+RECORDS = ROOT / "experiments" / "records"
 TRAINING = 0.8  # share of a run's time; the rest is its evaluation
 PRETRAINED = 2.5  # runs that a base takes as long as
 
@@ -70,3 +73,14 @@ class Progress:
             return 0.0
         steps = files[-1].read_bytes().count(b"\n")
         return TRAINING * min(1.0, steps / self.study.rl_of(run.cell).steps)
+
+
+def expected_time(study: Study) -> str:
+    """One line: hours of all runs together, as long as a run of the record took on average."""
+    recorded = [read_manifest(it, REMAKE) for it in list_run_dirs(RECORDS / study.study)]
+    if not (seconds := [it.wall_s for it in recorded if it.wall_s is not None]):
+        return "time: not known, as there is no record of this study"
+    hours = fmean(seconds) * len(study.runs) / 3600
+    machine = recorded[0].hardware
+    name = machine.gpus[0] if machine.gpus else f"{machine.cores} cores of {machine.cpu}"
+    return f"time: about {hours:.1f} h, the sum of all runs, as its record took ({name})"

@@ -9,6 +9,7 @@ vLLM has to serve for it is in `qat_core.rollout.vllm.exact.install`.
 | backward.py | their gradients, as formulas in FP32; kernels.py has some as kernels |
 | functions.py | both together, for autograd; once.py refuses second derivatives |
 | layout.py | which rows of a batch are one sequence |
+| products.py | matrix products of linear layers; slices.py cuts long sums in two |
 | experts.py | routing and experts |
 | halves.py | sums that two tensor parallel ranks of vLLM share out |
 | count.py | how many log-probs differ in any bit: at every step none |

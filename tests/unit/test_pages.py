@@ -46,7 +46,7 @@ def test_the_row_of_the_exact_mode_is_there_when_its_record_is(tmp_path: Path) -
     for gpus, of_record in (("", rows[:1]), ("x2", rows[1:])):
         comparisons = [dict(zip(keys, row, strict=True)) for row in of_record]
         path = tmp_path / "benchmarks" / EXACT.replace("*", gpus)
-        path.write_text(json.dumps({"comparisons": comparisons}))
+        path.write_text(json.dumps({"columns": {}, "comparisons": comparisons}))
     assert "differ in any bit | **0** | of 1,500 compared |" in front_text(tmp_path)
     assert len(re.findall(r"^\| [^W-]", front_text(tmp_path), re.MULTILINE)) <= 8
 

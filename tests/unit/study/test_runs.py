@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.runs.expected_time import expected_time
+from experiments.launch.progress import expected_time
 from experiments.study.load import load_study
 from experiments.study.preview import preview
 from experiments.study.schema import STUDIES, Run
