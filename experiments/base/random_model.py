@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from experiments.rl.tokenizer import character_tokenizer
 from experiments.study.model_config import read_model_config
-from experiments.support.cli import require_device
+from experiments.support.gpu_locks import require_device
 
 SIGMA = 0.5
 NOISE = 0.1  # of vectors

@@ -18,7 +18,7 @@ from experiments.benchmarks.qat_layers import arms, verl_qat
 from experiments.benchmarks.records import Column, Row, shape_of
 from experiments.benchmarks.timing import quartiles
 from experiments.runs.provenance import origin
-from experiments.support.cli import require_device
+from experiments.support.gpu_locks import require_device
 from experiments.support.json_files import write_json
 from qat_core.nvfp4 import (
     ShardLayout,

@@ -12,7 +12,7 @@ from experiments.benchmarks.architectures import read_architecture
 from experiments.benchmarks.engine_tables import TABLES, rows_of
 from experiments.benchmarks.records import ENGINE_PACKAGES, read_continued, shape_of
 from experiments.runs.provenance import origin
-from experiments.support.cli import require_device
+from experiments.support.gpu_locks import require_device
 from experiments.support.json_files import write_json
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.rollout.vllm.compat import vllm_version

@@ -32,7 +32,7 @@ from experiments.benchmarks.ranks import join_ranks, require_gpus_for
 from experiments.benchmarks.records import Column, Row, Setting, shape_of
 from experiments.benchmarks.timing import allow_split_sums, summary, time_steps
 from experiments.runs.provenance import origin
-from experiments.support.cli import require_device
+from experiments.support.gpu_locks import require_device
 from experiments.support.json_files import read_json, write_json
 from qat_core.exact import is_exact
 from qat_core.exact.operators import forbid_split_sums

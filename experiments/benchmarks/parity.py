@@ -25,7 +25,7 @@ from experiments.benchmarks.records import ENGINE_PACKAGES, Column, shape_of
 from experiments.rl.metric_names import K3_KL
 from experiments.rl.policy import Policy
 from experiments.runs.provenance import origin
-from experiments.support.cli import require_device
+from experiments.support.gpu_locks import require_device
 from experiments.support.json_files import write_json
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint.architecture import meta_model

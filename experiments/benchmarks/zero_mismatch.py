@@ -26,7 +26,7 @@ from experiments.benchmarks.exact_trainers import RankedTrainer, Trainer, recipe
 from experiments.benchmarks.ranks import require_gpus_for
 from experiments.benchmarks.records import ENGINE_PACKAGES, Column, read_continued, shape_of
 from experiments.runs.provenance import origin
-from experiments.support.cli import require_device
+from experiments.support.gpu_locks import require_device
 from experiments.support.json_files import write_json
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint.architecture import meta_model

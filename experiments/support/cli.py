@@ -34,14 +34,6 @@ RUNS = argument("--run", nargs="+", required=True, help="run ids")
 RESULTS = argument("--results", type=Path, default=Path("results"), help="results folder")
 
 
-def require_device(device: str) -> None:
-    """ValueError if a GPU is asked for and there is none."""
-    import torch  # neither help nor other mistakes wait for it
-
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device: cuda: no CUDA GPU here; --device cpu only rehearses")
-
-
 class ProgramError(Exception):
     """A program that this one started has failed: no mistake of the user's, another try may do."""
 

@@ -42,6 +42,14 @@ def _uuids() -> dict[str, str]:
     return dict(GPU_LINE.findall(listed.stdout))
 
 
+def require_device(device: str) -> None:
+    """ValueError if a GPU is asked for and there is none."""
+    import torch  # neither help nor other mistakes wait for it
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device: cuda: no CUDA GPU here; --device cpu only rehearses")
+
+
 def require_gpus(num_gpus: int, memory_gib: float | None = None) -> None:
     """Refuses a run that this machine can never serve."""
     found = len(visible_gpus())

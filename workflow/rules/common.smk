@@ -23,7 +23,7 @@ from experiments.support.gpu_locks import shares_of_gpus, visible_gpus
 from experiments.study.preview import preview
 from experiments.runs.inputs import base_digest
 from experiments.runs.inputs import data_digest
-from experiments.runs.expected_time import expected_time
+from experiments.launch.progress import expected_time
 from experiments.runs.code import digest_code
 from experiments.runs.provenance import digest_file, digest_json
 from experiments.study.load import load_study
