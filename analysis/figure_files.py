@@ -86,7 +86,7 @@ def figure_names(study: Study) -> tuple[str, ...]:
     """The figures of a study: those of what it asks, compares and measures."""
     rates = {study.rl_of(cell).lr for cell in study.cells or [None]}
     drawn = {
-        "reward": study.primary != "C1" and len(study.seeds) > 1,
+        "reward": study.primary != "C1" and len(study.seeds) > 1 and "nvfp4-qat" in study.arms,
         "survival": len(rates) > 1 or len(study.seeds) > MANY_SEEDS,
         "causes": study.rl.measure_drift_term,
     }

@@ -6,7 +6,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis.collapse.data import GridData, show_arm, style_of
-from analysis.collapse.grid import BF16, NOQAT, QAT, Setting, num_collapsed, show_rate
+from analysis.collapse.grid import (
+    BF16,
+    BF16_EXACT,
+    NOQAT,
+    QAT,
+    QAT_EXACT,
+    Setting,
+    num_collapsed,
+    show_rate,
+)
 from analysis.collapse.survival import WINDOW, smoothed
 from analysis.figure_files import MANY_SEEDS
 from analysis.results import Array
@@ -16,12 +25,14 @@ from experiments.rl.config import Correction
 from experiments.rl.metric_names import K3_KL, RESPONSE_TOKENS, REWARD
 from experiments.study.arms import ArmName
 
-# the last but one is the strongest rival of QAT
+# in the middle the strongest rival of QAT
 COLUMNS: tuple[tuple[ArmName, Correction], ...] = (
     (BF16, "none"),
     (NOQAT, "none"),
     (NOQAT, "token_tis"),
     (QAT, "none"),
+    (QAT_EXACT, "none"),
+    (BF16_EXACT, "none"),
 )
 NUM_RATES = 2  # the highest
 METRICS = {
@@ -109,6 +120,9 @@ def draw_band(axes: Axes, values_ST: Array, style: ArmStyle, is_log: bool) -> No
 def draw_runs(axes: Axes, data: GridData, setting: Setting, metric: str) -> None:
     """A line a run, smoothed, with a star where it has collapsed; of many their mean."""
     style, values_ST = style_of(setting), data.series(setting, metric)
+    if metric == K3_KL and not values_ST.any():  # no place on a log axis
+        axes.text(0.5, 0.5, "0 at every step", transform=axes.transAxes, ha="center")
+        return
     if len(values_ST) > MANY_SEEDS:
         draw_band(axes, values_ST, style, is_log=metric == K3_KL)
         return

@@ -6,8 +6,10 @@ from pathlib import Path
 from analysis.claims_table import MARK, read_table
 from analysis.collapse.grid import (
     BF16,
+    BF16_EXACT,
     NOQAT,
     QAT,
+    QAT_EXACT,
     Grid,
     Setting,
     design_of,
@@ -30,8 +32,10 @@ NOTE = (
     "the study's runs without QAT. Verdict: of the claim that decides, at the highest rate. C1: "
     "without QAT runs collapse earlier than with QAT and in BF16; C6 and C7: likewise for an MoE "
     "and with other advantages, secondary; C4: QAT's mean reward is within "
-    f"{AREA_MARGIN:g} of BF16's; C9: mean reward is more than {AREA_MARGIN:g} below QAT's. {MARK}: "
-    "what a reader must know of these runs stands under the claims in experiments/records/STUDY."
+    f"{AREA_MARGIN:g} of BF16's; C9: mean reward is more than {AREA_MARGIN:g} below QAT's; C12 and "
+    "C13: QAT and BF16 collapse less often in exact mode. "
+    f"{MARK}: what a reader must know of these runs stands under the claims in "
+    "experiments/records/STUDY."
 )
 
 
@@ -48,16 +52,18 @@ def _rows(record: Path) -> Iterator[Row]:
     design, grid = design_of(study), read_grid(runs_by_setting(study, record), record)
     verdicts = {it.name: it.verdict for it in table.claims}
     is_plain = any((it.arm, it.correction) == (NOQAT, "none") for it in design.settings)
-    compared_arm = NOQAT if any(it.arm == NOQAT for it in design.settings) else QAT
+    arms = {it.arm for it in design.settings}
+    compared_arm = next(it for it in (NOQAT, QAT, BF16) if it in arms)
     compared: dict[tuple[str, str], list[Setting]] = {}
     for setting in sorted(grid, key=lambda it: (it.advantage != design.advantage, it.lr)):
         if setting.arm != compared_arm or (is_plain and setting.correction != "none"):
             continue
-        if _beside(setting, QAT) in grid:
+        if {_beside(setting, it) for it in (QAT, BF16_EXACT)} & grid.keys():
             compared.setdefault((setting.model, setting.advantage), []).append(setting)
     for (model, advantage), settings in compared.items():
         is_usual = advantage == design.advantage
-        claim = "C6" if model != design.dense else design.primary if is_usual else "C7"
+        primary = "C13" if compared_arm == BF16 else design.primary
+        claim = "C6" if model != design.dense else primary if is_usual else "C7"
         named = model if is_usual else f"{model}, {advantage}-centred"
         yield {
             "Study": f"`{study.study}`",
@@ -65,8 +71,8 @@ def _rows(record: Path) -> Iterator[Row]:
             "Trainer, rollouts": f"{study.trainer}, {study.rollout}",
             "Learning rate": ", ".join(show_rate(it.lr) for it in settings),
             "Without QAT": _collapsed(grid, settings, NOQAT),
-            "QAT": _collapsed(grid, settings, QAT),
-            "BF16": _collapsed(grid, settings, BF16),
+            "QAT": _collapsed(grid, settings, QAT, QAT_EXACT),
+            "BF16": _collapsed(grid, settings, BF16, BF16_EXACT),
             "Mean reward, no QAT - QAT": _difference(grid, settings[-1]),
             "Verdict": f"{claim} {verdicts[claim]}" if claim in verdicts else "too few seeds",
         }
@@ -77,14 +83,16 @@ def _beside(setting: Setting, arm: str) -> Setting:
     return setting if arm == setting.arm else setting._replace(arm=arm, correction="none")
 
 
-def _collapsed(grid: Grid, settings: Sequence[Setting], arm: str) -> str:
-    """Of an arm at each rate, such as "0, 4, 5 of 5"."""
+def _collapsed(grid: Grid, settings: Sequence[Setting], arm: str, exact: str = "") -> str:
+    """Of an arm at each rate, such as "0, 4, 5 of 5"; where it ran, of the exact arm too."""
     beside = [_beside(it, arm) for it in settings]
     if not grid.keys() >= set(beside):
         return "not run"
     counts = ", ".join(str(num_collapsed(grid[it])) for it in beside)
     of_all = f"{counts} of {len(grid[beside[0]])}"
-    return ", ".join(filter(None, (of_all, show_correction(beside[0]))))
+    also = [it._replace(arm=exact) for it in beside]
+    of_exact = f"exact {_collapsed(grid, also, exact)}" if grid.keys() >= set(also) else ""
+    return ", ".join(filter(None, (of_all, show_correction(beside[0]), of_exact)))
 
 
 def _difference(grid: Grid, setting: Setting) -> str:

@@ -17,12 +17,14 @@ from tests.files import read_rows, set_keys
 from tests.records import MANIFEST
 
 KL_RATIOS = {"bf16": 1.0, "nvfp4-noqat": 100.0, "nvfp4-qat": 1.05, "nvfp4-qat-ffn": 1.0}
+KL_RATIOS |= {"bf16-exact": 0.0, "nvfp4-qat-exact": 0.0}
 NOISE_FLOOR = 2e-4
 PACKED_SHARE = {"nvfp4-noqat": 0.4, "nvfp4-qat": 0.4, "nvfp4-qat-ffn": 0.55}
 BF16_GIB = 1.5e-3
 OTHER_METRICS = {
     "response_length/mean": 20.0,
     "actor/entropy": 0.1,
+    "actor/grad_norm": 0.5,
     "rollout_corr/kl": -1e-5,
     "timing_s/gen": 2.0,
     "timing_s/old_log_prob": 0.5,

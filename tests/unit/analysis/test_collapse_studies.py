@@ -14,6 +14,7 @@ from typing import NamedTuple
 import matplotlib
 import numpy as np
 import pytest
+import yaml
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -25,14 +26,16 @@ from analysis.collapse.outcome_table import outcome_table
 from analysis.figure_files import figure_names
 from analysis.figures import GRID_FIGURES, costs
 from analysis.record import record_study, recorded_run, require_commit, require_one_base_a_seed
+from analysis.tables.collapses import collapses_text
 from experiments.runs.attempts import list_run_dirs
 from experiments.runs.record import write_record
 from experiments.runs.settings import complete_cells, read_run
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES, Run, Study
+from experiments.study.yaml_file import read_yaml
 from tests.files import set_keys
 from tests.records import recorded_evaluations, recorded_metrics, unpack
-from tests.unit.analysis.synthetic_results import stop
+from tests.unit.analysis.synthetic_results import stop, write_results
 
 FILE = STUDIES / "collapse_verl.yaml"
 STUDY = load_study(FILE)
@@ -187,6 +190,29 @@ def test_differences_of_reward_are_those_of_the_claims() -> None:
         assert number == "{:+.3f} ({:+.3f} to {:+.3f})".format(*ends)
     bars = [it for it in figure.axes[0].patches if isinstance(it, Rectangle)]
     assert np.allclose([bar.get_x() + bar.get_width() for bar in bars], [-0.05, 0.05])
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("collapse_exact", "| not run | 0 of 5, exact 0 of 5 | not run | not run | C12 "),
+        ("collapse_exact_bf16", "| not run | not run | 0 of 5, exact 0 of 5 | not run | C13 "),
+    ],
+)
+def test_exact_arms_are_drawn_and_counted(name: str, row: str, tmp_path: Path) -> None:
+    settings = read_yaml(STUDIES / f"{name}.yaml")
+    settings |= {"seeds": settings["seeds"][:5], "protocol": None}
+    file, results = tmp_path / "study.yaml", tmp_path / "results"
+    file.write_text(yaml.safe_dump(settings))
+    study = load_study(file)
+    write_results(study, results)
+    record_study(file, results, tmp_path / "records")
+    assert row in collapses_text(tmp_path / "records")
+    data = GridData(study, results)
+    shown = {it: texts_of(GRID_FIGURES[it](data)) for it in figure_names(study)}
+    assert shown["curves"].count("0 at every step") == 1
+    assert ("reward" in shown) == ("nvfp4-qat" in study.arms)
+    assert [it.claim for it in outcomes.rows_of(data)] == ["C14"] * ("reward" in shown)
 
 
 @pytest.mark.parametrize(
