@@ -87,20 +87,24 @@ def _verl_settings(study: Study, run: Run) -> list[Any]:
 
 
 def not_executed(study: Study) -> tuple[str, ...]:
-    """What programs import or name, but not for this study: engines, and kernels of them.
+    """What programs import or name, but not for this study: engines, their kernels, watching.
 
     All of it is imported where it is used, never at the top of a module that is executed anyway.
     """
     on_gpu, has_vllm = study.device == "cuda", study.rollout == "vllm"
     asked = {os.environ.get(name) for name in KERNELS}
     is_exact = any(map(study.is_exact, study.arms)) or os.environ.get("QAT_CORE_EXACT") == "1"
+    is_watched = study.rl.drift_every > 0
     executed = {
+        "experiments.rl.drift_log": is_watched,
+        "qat_core.drift": is_watched,
         "qat_core.nvfp4.launch": on_gpu,
         "qat_core.exact": has_vllm,
         "qat_core.exact.kernels": is_exact,
         "qat_core.rollout.vllm": has_vllm,
         "qat_core.rollout.vllm.cpu": not on_gpu,
         "qat_core.rollout.vllm.exact": is_exact,
+        "qat_core.rollout.vllm.first_difference": is_exact,
         "qat_core.rollout.vllm.humming": is_exact or "humming" in asked,
         "qat_core.rollout.vllm.marlin.unpacking": "marlin-unpack" in asked,
         "qat_core.rollout.vllm.tile_layout_kernels": on_gpu,

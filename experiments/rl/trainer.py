@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from transformers import AutoTokenizer
 
 from experiments.rl import resume
 from experiments.rl.config import GrpoConfig, TaskConfig
-from experiments.rl.drift_log import DriftLog
 from experiments.rl.loss import advantages, drift_term_metrics
 from experiments.rl.metric_names import DRIFT_FILE
 from experiments.rl.optimizer import MasterAdamW
@@ -31,6 +30,9 @@ from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.start import EngineKind, start_engine
 from qat_core.weights.coverage import Row, coverage
 from qat_core.weights.stream import weight_stream
+
+if TYPE_CHECKING:
+    from experiments.rl.drift_log import DriftLog
 
 OnStep = Callable[[int, dict[str, float]], None]
 
@@ -173,11 +175,13 @@ class GrpoTrainer:
             metrics | {"drift_term/weight_steps": self.weight_distance.rms(self.policy.model)}
         )
 
-    def _drift_log(self) -> DriftLog | None:
+    def _drift_log(self) -> "DriftLog | None":
         """Of weights that are sent in NVFP4, where the run asks for it."""
         recipe, every = self.run.rollout_recipe, self.config.drift_every
         if recipe is None or every == 0:
             return None
+        from experiments.rl.drift_log import DriftLog
+
         path = self.run.checkpoint_dir.parent / DRIFT_FILE
         return DriftLog(self.policy.model, recipe, path, every)
 
