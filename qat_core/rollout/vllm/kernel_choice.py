@@ -39,8 +39,8 @@ EXPERTS_CLASSES = {
 def settings_by_name(experts: Collection[str], packed: Collection[str]) -> dict[str, str]:
     """Settings of `vllm.LLM` that name the kernels of a GPU; this project's stand in for Marlin.
 
-    Of experts vLLM takes one name for all layers: where some are packed and some are not there is
-    none that serves both, and `require_asked` alone is left.
+    Of experts vLLM takes one name for all layers: where some are packed and some are not, none
+    chooses both kernels, and `require_asked` alone is left.
 
     Args:
         experts: all weights of experts.
