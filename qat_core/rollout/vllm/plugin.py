@@ -39,8 +39,6 @@ def register() -> None:
             another one than an engine of this process has: what it replaced in vLLM stays. Or see
             `require_known_variables`.
     """
-    from vllm.platforms import current_platform
-
     require_known_variables()
     exact_or_not = _chosen.setdefault(EXACT_VARIABLE, str(is_exact()))
     if exact_or_not != str(is_exact()):
@@ -69,9 +67,16 @@ def register() -> None:
         from qat_core.rollout.vllm import own_humming
 
         own_humming.install()
+    _serve_on_a_cpu()
+
+
+def _serve_on_a_cpu() -> None:
+    """NVFP4 weights, and routes; on a GPU vLLM has both."""
+    import vllm
+    from vllm.platforms import current_platform
+
     if not current_platform.is_cpu():
         return
-    import vllm
     from vllm.model_executor.layers.quantization import register_quantization_config
 
     from qat_core.bf16_on_cpu import multiply_bf16_in_fp32
