@@ -38,7 +38,6 @@ from qat_core.units import BYTES_PER_GIB
 
 PROMPT, ANSWER = (3, 300), 140  # tokens: fewest and most, most
 LONG_PROMPT = (600, 700)  # in chunks of a batch that decodes
-PACKAGES = (*ENGINE_PACKAGES, "transformers")
 COLUMNS = {
     "case": Column(heading="Case"),
     "model": Column(heading="Model"),
@@ -182,7 +181,8 @@ def main(arguments: argparse.Namespace) -> None:
     chosen = {name: cases()[name] for name in arguments.cases}
     require_gpus_for("--cases", [case.num_gpus for case in chosen.values()], device)
     where = origin(device, arguments.record, vllm=vllm_version())
-    setup = {"benchmark": "zero_mismatch", **where, **shape_of({}, COLUMNS, NOTE, PACKAGES)}
+    shape = shape_of({}, COLUMNS, NOTE, (*ENGINE_PACKAGES, "transformers"))
+    setup = {"benchmark": "zero_mismatch", **where, **shape}
     _read_without(arguments.record, setup, chosen)  # a mistake is refused before an hour's work
     arguments.record.parent.mkdir(parents=True, exist_ok=True)
     for name, case in chosen.items():

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import matplotlib
 import numpy as np
 import pytest
-import yaml
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -32,9 +31,9 @@ from experiments.runs.record import write_record
 from experiments.runs.settings import complete_cells, read_run
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES, Run, Study
-from experiments.study.yaml_file import read_yaml
 from tests.files import set_keys
 from tests.records import recorded_evaluations, recorded_metrics, unpack
+from tests.study_files import REMOVED, write_study
 from tests.unit.analysis.synthetic_results import stop, write_results
 
 FILE = STUDIES / "collapse_verl.yaml"
@@ -200,11 +199,8 @@ def test_differences_of_reward_are_those_of_the_claims() -> None:
     ],
 )
 def test_exact_arms_are_drawn_and_counted(name: str, row: str, tmp_path: Path) -> None:
-    settings = read_yaml(STUDIES / f"{name}.yaml")
-    settings |= {"seeds": settings["seeds"][:5], "protocol": None}
-    file, results = tmp_path / "study.yaml", tmp_path / "results"
-    file.write_text(yaml.safe_dump(settings))
-    study = load_study(file)
+    file = write_study(tmp_path, {"seeds": [*range(5)], "protocol": REMOVED}, name)
+    study, results = load_study(file), tmp_path / "results"
     write_results(study, results)
     record_study(file, results, tmp_path / "records")
     assert row in collapses_text(tmp_path / "records")
