@@ -1,5 +1,5 @@
-"""Studies of collapses: the recorded ones valid, recomputed independently and drawn; one without
-cells judged, drawn and recorded, stopped runs too.
+"""Studies of collapses: the recorded ones drawn; one without cells judged, drawn and recorded,
+stopped runs too.
 
 Runs of the record `collapse-vllm`, which has the same arms and steps, stand in for those of verl
 in the study without cells.
@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import matplotlib
 import numpy as np
@@ -24,15 +23,15 @@ from analysis.collapse.judge import judge_study
 from analysis.collapse.outcome_table import outcome_table
 from analysis.figure_files import figure_names
 from analysis.figures import GRID_FIGURES, costs
-from analysis.record import record_study, recorded_run, require_commit, require_one_base_a_seed
+from analysis.record import record_study, recorded_run
 from analysis.tables.collapses import collapses_text
 from experiments.runs.attempts import list_run_dirs
 from experiments.runs.record import write_record
-from experiments.runs.settings import complete_cells, read_run
+from experiments.runs.settings import complete_cells
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES, Run, Study
 from tests.files import set_keys
-from tests.records import recorded_evaluations, recorded_metrics, unpack
+from tests.records import recorded_evaluations, unpack
 from tests.study_files import REMOVED, write_study
 from tests.unit.analysis.synthetic_results import stop, write_results
 
@@ -225,85 +224,10 @@ def test_costs_show_the_parts_that_are_recorded(folder: Path, parts: list[str]) 
     assert sum(text.endswith("%") for text in shown) == len(figure.axes[1].patches) - 1, "but BF16"
 
 
-class Record(NamedTuple):
-    """What the tests know of a recorded study, on purpose not from its file."""
-
-    name: str
-    file: str
-    dense: str
-    steps: int
-    seeds: range
-    num_runs: int
-
-    @property
-    def folder(self) -> Path:
-        return ROOT / "experiments" / "records" / self.name
-
-    @property
-    def study(self) -> Study:
-        return load_study(self.folder / "study.yaml")
-
-
-GRID = Record("collapse", "collapse.yaml", "small-dense", 200, range(5), 95)
-CONFIRM = Record(
-    "collapse-confirm", "collapse_confirm.yaml", "small-dense-confirm", 240, range(10, 20), 50
-)
-BOTH = pytest.mark.parametrize("record", [GRID, CONFIRM], ids=["grid", "confirmation"])
-Times = list[tuple[int, bool]]  # step, and whether the run collapsed at it
-
-
-def times(record: Record, arm: str, cell: str, model: str = "") -> Times:
-    """Steps of the collapses straight from the files, by loops."""
-    found = []
-    for seed in record.seeds:
-        run = f"{model or record.dense}_{arm}.{cell}_seed{seed}"
-        reward = recorded_metrics(record.folder / run)["critic/score/mean"].tolist()
-        assert len(reward) == record.steps
-        best, time = 0.0, (record.steps, False)
-        for step in range(20, record.steps + 1):
-            smooth = sum(reward[step - 20 : step]) / 20
-            best = max(best, smooth)
-            if smooth < best / 2:
-                time = (step, True)
-                break
-        found.append(time)
-    return found
-
-
-@BOTH
-def test_runs_are_whole_of_committed_code_and_one_base_a_seed_and_cell(record: Record) -> None:
-    study, by_cell = record.study, dict[str, list[Path]]()
-    for run in study.runs:
-        by_cell.setdefault(run.cell or "", []).append(record.folder / run.id)
-    assert sum(map(len, by_cell.values())) == record.num_runs
-    for cell, folders in by_cell.items():
-        runs = [study.find_run(folder.name) for folder in folders]
-        manifests = [read_run(study, run, record.folder, "record again") for run in runs]
-        require_one_base_a_seed(cell, manifests)
-        for manifest, folder in zip(manifests, folders, strict=True):
-            require_commit(manifest, folder)
-
-
-@BOTH
-def test_the_claims_file_names_the_runs_that_collapsed(record: Record) -> None:
-    found = {}
-    for model, arm, cell in {(run.model, run.arm, run.cell) for run in record.study.runs}:
-        its = zip(record.seeds, times(record, arm, cell or "", model), strict=True)
-        found |= {f"{model}_{arm}.{cell}_seed{seed}": step for seed, (step, yes) in its if yes}
-    assert read_table(record.folder / "claims.json").collapsed_at == found
-
-
-@BOTH
-def test_the_study_file_still_describes_the_recorded_runs(record: Record) -> None:
-    now, study = load_study(STUDIES / record.file), record.study
-    assert [now.training_config(r) for r in now.runs] == [
-        study.training_config(r) for r in study.runs
-    ]
-
-
 def test_a_recorded_cell_that_is_gone_is_named_and_its_claims_open(tmp_path: Path) -> None:
-    kept = [run for run in GRID.study.runs if run.cell != "moe-lr3e-4"]
-    write_record(tmp_path, {run.id: recorded_run(GRID.folder / run.id) for run in kept})
-    table = judge_study(GRID.study, tmp_path)
-    assert table.marks[GRID.dense][0] == "cells not complete, not judged: moe-lr3e-4"
+    study = load_study(THREE_RATES / "study.yaml")
+    kept = [run for run in study.runs if run.cell != "moe-lr3e-4"]
+    write_record(tmp_path, {run.id: recorded_run(THREE_RATES / run.id) for run in kept})
+    table = judge_study(study, tmp_path)
+    assert table.marks["small-dense"][0] == "cells not complete, not judged: moe-lr3e-4"
     assert [it.name for it in table.claims if it.verdict == "NOT RUN"] == ["C6"]
