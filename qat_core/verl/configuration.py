@@ -26,12 +26,19 @@ from qat_core.planning.recipe import REGEX_PREFIX, Recipe
 from qat_core.rollout.vllm.switches import (
     EXPERTS_VARIABLE,
     LINEAR_VARIABLE,
+    asked_of_plugin,
     kernel_named_by,
     require_known_variables,
+    require_plugin,
 )
 from qat_core.verl import compat
 from qat_core.verl.engine_arguments import require_arguments
-from qat_core.verl.exact_configuration import KEY, complete_exact, require_no_exact_variable
+from qat_core.verl.exact_configuration import (
+    KEY,
+    complete_exact,
+    environment_of,
+    require_no_exact_variable,
+)
 from qat_core.verl.exact_configuration import MODULE as EXACT_MODULE
 from qat_core.verl.near_misses import require_read
 from qat_core.verl.precedence import require_last_word, said_by_verl
@@ -137,6 +144,7 @@ def complete(config: DictConfig) -> str:
         lambda: _require_known_keys(config),
         lambda: require_arguments(config),
         lambda: (complete_exact if is_exact else require_no_exact_variable)(config),
+        lambda: _require_plugin(config, is_bf16=is_bf16),
         describe,
     )
     if is_exact:
@@ -151,6 +159,13 @@ def _require_worker(config: DictConfig, given: str) -> None:
         raise ValueError(
             f"{given}: give +nvfp4@_global_=w4a16 too, or +nvfp4@_global_=off for BF16"
         )
+
+
+def _require_plugin(config: DictConfig, *, is_bf16: bool) -> None:
+    environment = environment_of(config)
+    is_on_cpu = OmegaConf.select(config, "trainer.device") == "cpu"
+    on_cpu = ["NVFP4 on a CPU"] if is_on_cpu and not is_bf16 else []
+    require_plugin([*asked_of_plugin(environment), *on_cpu], environment)
 
 
 def _serve(config: DictConfig, qat: Any) -> Recipe:

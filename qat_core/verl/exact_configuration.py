@@ -1,9 +1,8 @@
 """What `+exact=on` implies, and what of a verl configuration it refuses, before Ray starts."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -109,7 +108,7 @@ def complete_exact(config: DictConfig) -> None:
     model = _model(config)
     together(
         lambda: require(config, RULES if is_apart else (*RULES, BYPASS_RULE)),
-        *(partial(require_no_kernels, environment) for environment in _environments(config)),
+        lambda: require_no_kernels(environment_of(config)),
         lambda: _require_model(model),
         lambda: _require_ranks(config, model),
     )
@@ -131,14 +130,12 @@ def complete_exact(config: DictConfig) -> None:
 
 def require_no_exact_variable(config: DictConfig) -> None:
     """ValueError where the environment asks for what `+exact=on` alone sets up whole."""
-    for environment in _environments(config):
-        require_unset(EXACT_VARIABLES, environment, "+exact=on sets it")
+    require_unset(EXACT_VARIABLES, environment_of(config), "+exact=on sets it")
 
 
-def _environments(config: DictConfig) -> Iterator[Mapping[str, str]]:
-    """This process's, and what Ray's workers get beside it."""
-    yield os.environ
-    yield OmegaConf.select(config, ENVIRONMENT) or {}
+def environment_of(config: DictConfig) -> dict[str, str]:
+    """What the processes have that Ray starts: this one's, and over it what verl hands Ray."""
+    return {**os.environ, **(OmegaConf.select(config, ENVIRONMENT) or {})}
 
 
 def _model(config: DictConfig) -> Any:

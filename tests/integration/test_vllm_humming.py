@@ -224,13 +224,17 @@ def test_what_cannot_run_is_refused_with_a_fix(
         plugin.register()
 
 
-@pytest.mark.parametrize("variable", VARIABLES)
+SERVED_BY_PLUGIN = [(plugin.EXACT_VARIABLE, "1", "exact rollouts")]
+SERVED_BY_PLUGIN += [(it, "humming", f"{it}=humming") for it in VARIABLES]
+
+
+@pytest.mark.parametrize(("variable", "value", "asked"), SERVED_BY_PLUGIN)
 def test_a_sync_to_a_worker_without_the_plugin_is_refused(
-    variable: str, monkeypatch: pytest.MonkeyPatch
+    variable: str, value: str, asked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plugin, "_chosen", {})
-    monkeypatch.setenv(variable, "humming")
-    message = f"^{variable}=humming: .* serves marlin.* install qat_core"
+    monkeypatch.setenv(variable, value)
+    message = f"^{asked}: vLLM's worker has not loaded .* install qat_core"
     with pytest.raises(ValueError, match=message), reloading(None, None):
         pass
 

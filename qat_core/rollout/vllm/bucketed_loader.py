@@ -10,6 +10,7 @@ from torch import Tensor
 from qat_core.exact.contract import CONTRACT_NAME, from_tensor, require_kept
 from qat_core.nvfp4 import PackedTensor
 from qat_core.planning.plan import QuantPlan
+from qat_core.rollout.vllm.plugin import require_loaded
 from qat_core.rollout.vllm.served_layers import quantized_parameters, require_not_block_fp8
 from qat_core.rollout.vllm.switches import is_exact
 from qat_core.rollout.vllm.worker import Load, reloading, worker_names
@@ -109,6 +110,7 @@ class BucketedLoader:
             who = "the trainer is" if comes else "vLLM is"
             raise ValueError(f"exact: only {who}: give +exact=on on verl's command line")
         if comes:
+            require_loaded()  # else each entry of the contract differs
             from qat_core.rollout.vllm.exact.install import contract
 
             require_kept(from_tensor(bucket.pop(0)[1]), contract(self._worker))

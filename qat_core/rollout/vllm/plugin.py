@@ -16,11 +16,11 @@ from qat_core.rollout.vllm.switches import (
     EXACT_VARIABLE,
     EXPERTS_VARIABLE,
     HUMMING,
-    KERNELS,
     LINEAR_VARIABLE,
     MARLIN,
     MARLIN_UNPACK,
     VLLM_HUMMING,
+    asked_of_plugin,
     is_exact,
     kernel_named_by,
     require_known_variables,
@@ -94,16 +94,14 @@ def require_loaded() -> None:
     """In a process with a worker, at a weight sync.
 
     Raises:
-        ValueError: the environment asks for a kernel, but vLLM serves its own, as it has not called
-            `register` in this process.
+        ValueError: the environment asks for what `register` sets up, but vLLM has not called it in
+            this process.
     """
-    for variable in KERNELS:
-        asked = kernel_named_by(variable)
-        if asked != MARLIN and variable not in _chosen:
-            raise ValueError(
-                f"{variable}={asked}: vLLM's worker has not loaded qat_core's plugin and serves "
-                f"{MARLIN}: install qat_core (to be on PYTHONPATH is not enough), or unset it"
-            )
+    if not _chosen and (asked := asked_of_plugin(os.environ)):
+        raise ValueError(
+            f"{', '.join(asked)}: vLLM's worker has not loaded qat_core's plugin: install qat_core "
+            "(to be on PYTHONPATH is not enough), and let VLLM_PLUGINS name it or be unset"
+        )
 
 
 def require_exact() -> None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from importlib.metadata import entry_points
 from typing import Any
 
 # of vLLM, by section, for exact rollouts; by name, as another version's default may have other bits
@@ -27,6 +28,7 @@ KERNELS = {  # the first is what `VllmEngine` asks for unless the variable names
     LINEAR_VARIABLE: (MARLIN, MARLIN_UNPACK, HUMMING, VLLM_HUMMING),
     EXPERTS_VARIABLE: (MARLIN, HUMMING, VLLM_HUMMING),
 }
+PLUGIN = "qat_core.rollout.vllm.plugin:register"  # the entry point of `vllm.general_plugins`
 
 
 def require_known_variables() -> None:
@@ -59,6 +61,31 @@ def require_unset(names: Iterable[str], environment: Mapping[str, str], reason: 
     for name in names:
         if environment.get(name):
             raise ValueError(f"{name}: {reason}; unset it")
+
+
+def asked_of_plugin(environment: Mapping[str, str]) -> list[str]:
+    """What an environment asks for that vLLM serves only where it has loaded the plugin."""
+    kernels = {it: environment.get(it) or MARLIN for it in KERNELS}
+    exact = ["exact rollouts"] if environment.get(EXACT_VARIABLE) == "1" else []
+    return [f"{it}={kernel}" for it, kernel in kernels.items() if kernel != MARLIN] + exact
+
+
+def require_plugin(asked: Iterable[str], environment: Mapping[str, str]) -> None:
+    """ValueError where vLLM's processes would not load the plugin that serves what is asked for."""
+    if not (what := ", ".join(asked)):
+        return
+    names = {it.name for it in entry_points(group="vllm.general_plugins") if it.value == PLUGIN}
+    if not names:
+        raise ValueError(
+            f"{what}: vLLM does not find qat_core's plugin: install qat_core (to be on PYTHONPATH "
+            "is not enough)"
+        )
+    allowed = environment.get("VLLM_PLUGINS")
+    if allowed is not None and names.isdisjoint(allowed.split(",")):
+        raise ValueError(
+            f"VLLM_PLUGINS={allowed}: leaves out qat_core's plugin, by which vLLM serves {what}; "
+            f"add {', '.join(names)}"
+        )
 
 
 def is_in_place_allowed() -> bool:

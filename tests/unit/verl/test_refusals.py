@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from qat_core.verl.configuration import complete
+from qat_core.verl.exact_configuration import ENVIRONMENT as RAY_ENVIRONMENT
 from tests.verl_configurations import COMMAND, QAT, ROLLOUT, completed, composed, started
 
 VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
@@ -254,6 +255,29 @@ def test_kernels_of_a_newer_vllm_are_refused(monkeypatch: pytest.MonkeyPatch) ->
         ValueError, match=r"_KERNEL=vllm-humming: of vLLM 0\.33, verl .* 0\.24: unset"
     ):
         completed()
+
+
+NEEDS_PLUGIN = {
+    "a kernel": ([f"+{RAY_ENVIRONMENT}.QAT_CORE_LINEAR_KERNEL=humming"], "_KERNEL=humming"),
+    "a CPU": (["trainer.device=cpu"], "NVFP4 on a CPU"),
+    "exact rollouts": (["+exact=on"], "exact rollouts"),
+}
+
+
+@pytest.mark.parametrize(("overrides", "asked"), NEEDS_PLUGIN.values(), ids=NEEDS_PLUGIN)
+def test_what_vllm_serves_by_the_plugin_is_refused_without_it(
+    monkeypatch: pytest.MonkeyPatch, overrides: list[str], asked: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"VLLM_PLUGINS=other: .*{asked}; add nvfp4_on_cpu"):
+        completed(*overrides, f"+{RAY_ENVIRONMENT}.VLLM_PLUGINS=other")
+    monkeypatch.setattr("qat_core.rollout.vllm.switches.entry_points", lambda group: [])
+    with pytest.raises(ValueError, match=f"{asked}: vLLM does not find qat_core's plugin: install"):
+        completed(*overrides)
+
+
+def test_without_the_plugin_vllm_serves_nvfp4_by_marlin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qat_core.rollout.vllm.switches.entry_points", lambda group: [])
+    completed()
 
 
 BF16 = {"off": ["+nvfp4=off"], "enable: false": ["+nvfp4=w4a16", f"{QAT}.enable=false"]}
