@@ -1,8 +1,7 @@
 """Judged claims as JSON, Markdown and a table: `python -m analysis.claims_table claims.json`."""
 
 import argparse
-from collections.abc import Callable, Mapping
-from itertools import groupby
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -164,19 +163,23 @@ class ClaimsTable(BaseModel, frozen=True, extra="forbid", ser_json_inf_nan="stri
 
     def show(self, console: Console, with_details: bool = False) -> None:
         """Prints a table a model with one line a claim; with details a second line each."""
-        for model, claims in groupby(self.claims, lambda claim: claim.model):
-            for line in self._heading(model, list(rows := tuple(claims))):
-                console.print(line, highlight=False)
-            console.print(self._terminal_table(rows, with_details))
+        models = dict.fromkeys([*(claim.model for claim in self.claims), *self.marks])
+        for model in models:
+            claims = tuple(claim for claim in self.claims if claim.model == model)
+            for line in self._heading(model, claims):
+                console.print(line, highlight=False, soft_wrap=True)
+            if claims:
+                console.print(self._terminal_table(claims, with_details))
         if with_details:
             console.print(f"[dim]{self.note}[/]", highlight=False)
 
-    def _heading(self, model: str, claims: list[Claim]) -> list[str]:
+    def _heading(self, model: str, claims: Sequence[Claim]) -> list[str]:
         floors = [claim.noise_floor for claim in claims if claim.noise_floor is not None]
         noise_floor = f", noise floor {floors[0]:.2e} nats a token" if floors else ""
-        seeds = f"{claims[0].num_seeds} seed{'s' if claims[0].num_seeds > 1 else ''}"
+        num_seeds = claims[0].num_seeds if claims else 0
+        seeds = f", {num_seeds} seed{'s' if num_seeds > 1 else ''}" if claims else ""
         return [
-            f"[bold]{self.study}: {model}[/], {seeds}{noise_floor}",
+            f"[bold]{self.study}: {model}[/]{seeds}{noise_floor}",
             *(f"[yellow]{mark}[/]" for mark in self.marks.get(model, ())),
         ]
 

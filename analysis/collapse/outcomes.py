@@ -79,6 +79,8 @@ def draw_survival(data: GridData) -> Figure:
     for position, arm in enumerate([*ARMS, *exact]):
         settings = {i: data.design.plain(arm, lr) for i, lr in enumerate(lrs)}
         shown = {i: it for i, it in settings.items() if it in data.grid}
+        if not shown:  # nor in the legend
+            continue
         _draw_shares(
             panel,
             arm,
