@@ -15,7 +15,8 @@ class UsedName(NamedTuple):
         purpose: what it is used for.
         instead: what would make it unneeded, where it is known and no version has it.
         since: the first version that has it, and needs it; "" for all.
-        until: the version that makes it unneeded; "" where none is known.
+        until: the first version with which nothing uses it: what it did came into vLLM, or what
+            needs it is not served there; "" where none is known.
     """
 
     module: str

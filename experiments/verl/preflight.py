@@ -55,7 +55,7 @@ def require_known(settings: Mapping[str, Setting]) -> None:
         message = " ".join(str(error).split())
         raise ValueError(f"verl's configuration: {message}; correct the recipe") from None
     except ValueError as error:
-        raise ValueError(f"verl's configuration: {error}; correct the recipe") from None
+        raise ValueError(f"verl's configuration, by the recipe: {error}") from None
 
 
 def _require_groups(groups: Mapping[str, Setting]) -> None:

@@ -32,6 +32,7 @@ NEEDED = {
     "norm": f"{ENGINE}.norm",
     "linear layers": f"{ENGINE}.linear_layer",
     "attention layer": f"{ENGINE}.attention_layer",
+    "experts in BF16": f"{ENGINE}.bf16_experts",
     "SwiGLU": f"{ENGINE}.silu_mul",
     "attention": f"{ENGINE}.attend",
     "logits": f"{ENGINE}.logits",

@@ -11,7 +11,7 @@ from copy import deepcopy
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -25,6 +25,7 @@ from qat_core.planning.plan import QuantPlan, bf16_plan, refusals, unchecked_pla
 from qat_core.planning.recipe import Recipe
 from qat_core.planning.structure import expert_blocks
 from qat_core.rollout.vllm.compat import require_reloadable
+from qat_core.rollout.vllm.kernel_choice import settings_by_name
 from qat_core.verl.rules import MODEL, QAT, REPLAY_MODE, VLLM
 from qat_core.weights.hub_names import HubNames
 
@@ -37,8 +38,22 @@ ONE_SIDED = re.compile(
 SHOWN = 5  # problems of one model, which often has the same in each layer
 
 
-def describe_packed(config: DictConfig, recipe: Recipe | None) -> str:
-    """Which of the actor's weights a recipe packs; of what cannot be read on this machine, that.
+class Served(NamedTuple):
+    """What vLLM is to serve of the actor's model."""
+
+    packed: str  # which weights, in words
+    kernels: Mapping[str, str]  # settings of vLLM that name a GPU's
+
+
+def describe_served(
+    config: DictConfig, recipe: Recipe | None, environment: Mapping[str, str]
+) -> Served:
+    """What a recipe packs; of a model that cannot be read on this machine, that, and no kernels.
+
+    Args:
+        config: of verl's command.
+        recipe: what is packed; None serves BF16.
+        environment: of vLLM's processes.
 
     Raises:
         ValueError: with a line for each reason why the model cannot be synced, or not with this
@@ -50,7 +65,7 @@ def describe_packed(config: DictConfig, recipe: Recipe | None) -> str:
     try:
         read, model_config = read_configs(config)
     except Exception as error:  # whatever is wrong there, verl's workers will say
-        return f"known once workers have read {path} ({type(error).__name__})"
+        return Served(f"known once workers have read {path} ({type(error).__name__})", {})
     try:
         if not model_config.architectures:
             raise ValueError("config.json: architectures: missing, verl chooses a class by it")
@@ -69,8 +84,11 @@ def describe_packed(config: DictConfig, recipe: Recipe | None) -> str:
     else:
         unchecked = unchecked_plan(model, recipe)
         found += [_line(path, each) for each in refusals(model, recipe, unchecked)[:SHOWN]]
+    kernels = {}
     try:
-        HubNames(model)
+        names = HubNames(model)
+        experts = [it.name for it in unchecked.entries if names.expert_prefix(it.name) is not None]
+        kernels = settings_by_name(experts, unchecked.quantized, environment)
     except ValueError as error:
         found.append(f"{MODEL}.path: {path}: {error}")
     try:
@@ -79,7 +97,7 @@ def describe_packed(config: DictConfig, recipe: Recipe | None) -> str:
         found.append(f"{MODEL}.path: {error}")
     if found:
         raise ValueError("\n".join(found))
-    return _packed(unchecked)
+    return Served(_packed(unchecked), kernels)
 
 
 def read_configs(config: DictConfig) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ verl's entry points (`verl.plugins`) would be loaded in every process, and only 
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,22 +26,21 @@ from qat_core.planning.recipe import REGEX_PREFIX, Recipe
 from qat_core.rollout.vllm.switches import (
     EXPERTS_VARIABLE,
     LINEAR_VARIABLE,
-    asked_of_plugin,
     kernel_named_by,
+    kernels_of_plugin,
     require_known_variables,
-    require_plugin,
 )
 from qat_core.verl import compat
 from qat_core.verl.engine_arguments import require_arguments
 from qat_core.verl.exact_configuration import (
     KEY,
     complete_exact,
-    environment_of,
     require_no_exact_variable,
 )
 from qat_core.verl.exact_configuration import MODULE as EXACT_MODULE
 from qat_core.verl.near_misses import require_read
 from qat_core.verl.precedence import require_last_word, said_by_verl
+from qat_core.verl.processes import environment_of, require_plugin
 from qat_core.verl.rules import (
     ACTOR,
     BF16_RULES,
@@ -131,20 +130,24 @@ def complete(config: DictConfig) -> str:
     if is_exact:
         _require_worker(config, "+exact=on")
     said: list[str] = []
+    environment = environment_of(config)
 
     def describe() -> None:
         if _is_fsdp(config):  # else refused by a rule, and without these keys
-            said.append(_what_runs(config, None if is_bf16 else _serve(config, qat)))
+            recipe = None if is_bf16 else _serve(config, qat)
+            said.append(_what_runs(config, recipe, environment))
 
     together(
-        compat.require_supported,
-        require_known_variables,
+        lambda: compat.require_supported(environment),
+        lambda: require_known_variables(environment),
         lambda: require_switches(qat),
         lambda: require(config, rules),
         lambda: _require_known_keys(config),
         lambda: require_arguments(config),
         lambda: (complete_exact if is_exact else require_no_exact_variable)(config),
-        lambda: _require_plugin(config, is_bf16=is_bf16),
+        lambda: require_plugin(
+            config, _asked_of_plugin(config, environment, is_bf16=is_bf16), environment
+        ),
         describe,
     )
     if is_exact:
@@ -161,11 +164,17 @@ def _require_worker(config: DictConfig, given: str) -> None:
         )
 
 
-def _require_plugin(config: DictConfig, *, is_bf16: bool) -> None:
-    environment = environment_of(config)
-    is_on_cpu = OmegaConf.select(config, "trainer.device") == "cpu"
-    on_cpu = ["NVFP4 on a CPU"] if is_on_cpu and not is_bf16 else []
-    require_plugin([*asked_of_plugin(environment), *on_cpu], environment)
+def _asked_of_plugin(
+    config: DictConfig, environment: Mapping[str, str], *, is_bf16: bool
+) -> Iterator[str]:
+    yield from kernels_of_plugin(environment)
+    if OmegaConf.select(config, KEY):
+        yield "exact rollouts"
+    if OmegaConf.select(config, "trainer.device") == "cpu":
+        if not is_bf16:
+            yield "NVFP4 on a CPU"
+        if _asks_for_routes(config):
+            yield "routes on a CPU"
 
 
 def _serve(config: DictConfig, qat: Any) -> Recipe:
@@ -182,25 +191,40 @@ def _serve(config: DictConfig, qat: Any) -> Recipe:
     return recipe
 
 
-def _what_runs(config: DictConfig, recipe: Recipe | None) -> str:
-    from qat_core.verl.actor_model import describe_packed  # torch, which others here need not load
+def _what_runs(config: DictConfig, recipe: Recipe | None, environment: Mapping[str, str]) -> str:
+    from qat_core.verl.actor_model import describe_served  # torch, which others here need not load
 
-    packed = describe_packed(config, recipe)
+    served = describe_served(config, recipe, environment)
+    is_on_gpu = OmegaConf.select(config, "trainer.device") != "cpu"
+    _name_kernels(config, served.kernels if is_on_gpu else {})
     is_exact = OmegaConf.select(config, KEY)
     if recipe is None:
         said = "qat_core: BF16 in training and rollouts, synced through this project's worker"
         return f"{said}; kernels: exact" if is_exact else said
     trained = "NVFP4" if OmegaConf.select(config, f"{QAT}.train") else "BF16"
-    kernels = ", ".join(f"{what} {kernel_named_by(it)}" for it, what in KERNELS_OF.items())
-    if OmegaConf.select(config, "trainer.device") == "cpu":
+    kernels = ", ".join(
+        f"{what} {kernel_named_by(it, environment)}" for it, what in KERNELS_OF.items()
+    )
+    if not is_on_gpu:
         kernels = "unpacked to BF16, on a CPU"
     elif is_exact:
         kernels = "exact"
     return (
         f"qat_core: rollouts in NVFP4 ({recipe.mode}), trained in {trained}; scale_policy "
         f"{recipe.scale_policy}, block_scale_method {recipe.block_scale_method}; ignored: "
-        f"{', '.join(recipe.ignore) or 'nothing'}; packed: {packed}; kernels: {kernels}"
+        f"{', '.join(recipe.ignore) or 'nothing'}; packed: {served.packed}; kernels: {kernels}"
     )
+
+
+def _name_kernels(config: DictConfig, kernels: Mapping[str, str]) -> None:
+    """Asks vLLM for kernels by name; ValueError for another one that is given."""
+    for key in ("linear_backend", "moe_backend"):
+        given = OmegaConf.select(config, f"{VLLM}.{key}")
+        if given not in (None, "auto", kernels.get(key)):
+            raise ValueError(f"{VLLM}.{key}: {given}: this project names kernels; remove the key")
+    with open_dict(config):
+        for key, name in kernels.items():
+            OmegaConf.update(config, f"{VLLM}.{key}", name, force_add=True)
 
 
 def _require_known_keys(config: DictConfig) -> None:

@@ -30,11 +30,14 @@ _VERLS_KEYS = {
     "trust_remote_code": f"{MODEL}.trust_remote_code",
 }
 # their rules are those of one spelling
-_RULED = ("hf_overrides", "quantization", "speculative_config", "worker_extension_cls")
+_RULED = (
+    *("hf_overrides", "linear_backend", "moe_backend", "quantization", "speculative_config"),
+    "worker_extension_cls",
+)
 # enable_eplb moves experts: a sync would write them to their first places
 _UNTRIED = (
     *("calculate_kv_scales", "cpu_offload_gb", "enable_eplb", "kernel_config", "kv_cache_dtype"),
-    *("linear_backend", "moe_backend", "offload_group_size"),
+    "offload_group_size",
 )
 # vLLM makes `speculative_config` of the first three
 _REMOVED = {

@@ -16,6 +16,7 @@ from qat_core.rollout.vllm.switches import (
     require_no_kernels,
     require_unset,
 )
+from qat_core.verl.processes import ENVIRONMENT, environment_of
 from qat_core.verl.rules import (
     APART,
     MODEL,
@@ -36,7 +37,6 @@ from qat_core.verl.rules import (
 
 KEY = "exact"
 MODULE, COUNT_MODULE = "qat_core.verl.exact", "qat_core.verl.exact_count"
-ENVIRONMENT = "ray_kwargs.ray_init.runtime_env.env_vars"
 MODULES_VARIABLE = "VERL_USE_EXTERNAL_MODULES"
 SETTINGS = {
     f"{VLLM}.{section}.{key}": value
@@ -133,18 +133,13 @@ def require_no_exact_variable(config: DictConfig) -> None:
     require_unset(EXACT_VARIABLES, environment_of(config), "+exact=on sets it")
 
 
-def environment_of(config: DictConfig) -> dict[str, str]:
-    """What the processes have that Ray starts: this one's, and over it what verl hands Ray."""
-    return {**os.environ, **(OmegaConf.select(config, ENVIRONMENT) or {})}
-
-
 def _model(config: DictConfig) -> Any:
     """Its configuration, None where it cannot be read here: workers refuse it then."""
     from qat_core.verl.actor_model import read_configs
 
     try:
         return read_configs(config)[1]
-    except Exception:  # said by `describe_packed`
+    except Exception:  # said by `describe_served`
         return None
 
 

@@ -18,12 +18,15 @@ from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.model_loader import reload
 
+from qat_core.exact.contract import CONTRACT_NAME, to_tensor
 from qat_core.nvfp4 import PackedTensor, global_scale, group_amax, quantize
 from qat_core.planning.plan import QuantPlan, plan
 from qat_core.planning.recipe import Recipe
+from qat_core.rollout.vllm import plugin
 from qat_core.rollout.vllm.bucketed_loader import BucketedLoader
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.rollout.vllm.experts import loading_experts_whole
+from qat_core.rollout.vllm.switches import EXACT_VARIABLE
 from qat_core.rollout.vllm.worker import _loading_experts
 from qat_core.weights.hub_names import HubNames
 from qat_core.weights.stream import weight_stream
@@ -274,3 +277,13 @@ def test_kernels_read_the_kept_scales_as_soon_as_a_layer_is_loaded(
             assert config.w13 is kept[index][0] and config.w2 is kept[index][1]
             for scale, (_, weight) in zip(kept[index], sent[2 * index :], strict=False):
                 assert torch.equal(scale.view(torch.uint8), weight.block_scale.view(torch.uint8))
+
+
+def test_a_worker_without_the_plugin_says_so_before_each_entry_of_the_contract_differs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(EXACT_VARIABLE, "1")
+    monkeypatch.setattr(plugin, "_is_loaded", False)
+    message = "^exact rollouts: vLLM's worker has not loaded"
+    with pytest.raises(ValueError, match=message), BucketedLoader(None) as loader:
+        loader.take([(CONTRACT_NAME, to_tensor({"norm": "other"}))])

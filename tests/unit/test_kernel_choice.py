@@ -76,6 +76,11 @@ KERNELS_OF_OTHERS = [
         for variable in (LINEAR_VARIABLE, EXPERTS_VARIABLE)
     ),
 ]
+FIXES = {  # others: unset it
+    ("humming", "0.33.0"): "unset it, or use vllm-humming$",
+    ("vllm-humming", "0.24.0"): "unset it, or use humming$",
+    ("1", "0.33.0"): "install vLLM 0.24, or serve without the exact mode$",
+}
 
 
 @pytest.mark.parametrize(("asked", "version"), KERNELS_OF_OTHERS)
@@ -89,9 +94,27 @@ def test_kernels_of_other_versions_are_refused_before_an_engine_starts(
     monkeypatch.setenv(variable, name)
     made_for = "0.33" if name == "vllm-humming" else "0.24"
     who = "exact rollouts" if variable == EXACT_VARIABLE else f"{variable}={name}"
-    message = rf"^{who}: made for vLLM {made_for}, not {version}: "
+    message = rf"^{who}: made for vLLM {made_for}, not {version}: {FIXES.get((name, version), '')}"
     with pytest.raises(ValueError, match=message):
         plugin.register()
+
+
+def test_an_exact_engine_that_is_refused_leaves_the_next_one_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("vllm", reason="needs requirements/engines.txt")
+    from qat_core.rollout.vllm.engine import _patched_vllm
+
+    monkeypatch.setattr(plugin, "require_no_kernels", refuse)
+    monkeypatch.setattr(plugin, "_chosen", {})
+    with pytest.raises(ValueError, match="refused"):
+        _patched_vllm(exact=True)
+    _patched_vllm(exact=False)
+    assert plugin._chosen[EXACT_VARIABLE] == "False"
+
+
+def refuse(_: object) -> None:
+    raise ValueError("refused")
 
 
 OWN_HUMMING = {LINEAR_VARIABLE: "vllm-humming", EXPERTS_VARIABLE: "vllm-humming"}

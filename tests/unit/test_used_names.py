@@ -42,7 +42,7 @@ def test_vllm_has_it(used: Any) -> None:
     if used.since and Version(vllm.__version__) < Version(used.since):
         pytest.skip(f"from vLLM {used.since}")
     if used.until and Version(vllm.__version__) >= Version(used.until):
-        pytest.skip(f"unneeded from vLLM {used.until}")
+        pytest.skip(f"not used from vLLM {used.until}")
     assert used.purpose and look_up(used.module, used.name) is not None
 
 

@@ -17,7 +17,7 @@
 """
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -42,14 +42,11 @@ def vllm_version() -> str:
     return str(vllm.__version__)
 
 
-def require_supported(
-    version: str, *, on_cpu: bool, on_cuda: Collection[str] = SUPPORTED_VERSIONS["CUDA"]
-) -> None:
+def require_supported(version: str, *, on_cpu: bool) -> None:
     """ValueError that names the installed and the supported versions of vLLM for a platform."""
     platform = "CPU" if on_cpu else "CUDA"
-    supported = SUPPORTED_VERSIONS | {"CUDA": tuple(on_cuda)}
-    if version.rpartition(".")[0] not in supported[platform]:
-        known = "; ".join(f"{name}: {', '.join(v)}" for name, v in supported.items())
+    if version.rpartition(".")[0] not in SUPPORTED_VERSIONS[platform]:
+        known = "; ".join(f"{name}: {', '.join(v)}" for name, v in SUPPORTED_VERSIONS.items())
         raise ValueError(f"vllm {version} is not supported on {platform}: install one of {known}")
 
 

@@ -23,7 +23,7 @@ from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.kernel_choice import require_asked, settings_by_name
 from qat_core.rollout.vllm.outputs import to_rollouts, to_routes
 from qat_core.rollout.vllm.served_layers import quantized_parameters, require_biases
-from qat_core.rollout.vllm.switches import EXACT_SETTINGS, EXACT_VARIABLE
+from qat_core.rollout.vllm.switches import EXACT_SETTINGS, EXACT_VARIABLE, is_exact
 from qat_core.rollout.vllm.weight_memory import tensor_bytes, weight_bytes
 from qat_core.rollout.vllm.worker import LAYOUT, reload
 from qat_core.routing import decoder_layers
@@ -86,7 +86,7 @@ class VllmEngine:
         if exact:
             settings |= _exact_settings(model, settings)
         self.end_ids, self.pad_id = special_ids(model_dir)
-        self._vllm = _patched_vllm()
+        self._vllm = _patched_vllm(exact=exact)
         self._names, self._architecture = HubNames(model), type(model).__name__
         self._vocabulary: int = model.config.vocab_size  # type: ignore[assignment, union-attr]
         returns_routes = settings.get("enable_return_routed_experts", False)
@@ -297,8 +297,8 @@ class VllmEngine:
         return self._llm.collective_rpc(function, args=arguments)[0]
 
 
-def _patched_vllm() -> Any:
-    """The module `vllm`, with what this version lacks here."""
+def _patched_vllm(*, exact: bool) -> Any:
+    """The module `vllm`, with what this version lacks here; the environment says what is exact."""
     import vllm
     from vllm.platforms import current_platform
 
@@ -308,7 +308,15 @@ def _patched_vllm() -> Any:
     compat.hold_addresses(vllm.__version__)
     compat.correct_rotary_embedding()
     compat.widen_window_blocks()
-    register()
+    is_set_here = exact and not is_exact()
+    if is_set_here:
+        os.environ[EXACT_VARIABLE] = "1"
+    try:
+        register()
+    except ValueError:
+        if is_set_here:  # else the next engine of this process would be refused, too
+            del os.environ[EXACT_VARIABLE]
+        raise
     return vllm
 
 
@@ -321,9 +329,8 @@ def _require_biases(worker: Any, names: HubNames, source: str) -> None:
 
 
 def _exact_settings(model: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """For bits that the model computes too; the environment of this process is set as well."""
+    """For bits that the model computes too."""
     require_exact(model.config)
-    os.environ[EXACT_VARIABLE] = "1"
     return {name: settings.get(name, {}) | it for name, it in EXACT_SETTINGS.items()}
 
 

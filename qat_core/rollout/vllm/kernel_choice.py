@@ -4,10 +4,9 @@ vLLM 0.24 to 0.31 multiply by Marlin; from 0.32 on by Humming, on Hopper, whose 
 """
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from qat_core.rollout.vllm.compat import PINNED
 from qat_core.rollout.vllm.switches import (
     EXPERTS_VARIABLE,
     HUMMING,
@@ -36,7 +35,11 @@ EXPERTS_CLASSES = {
 }
 
 
-def settings_by_name(experts: Collection[str], packed: Collection[str]) -> dict[str, str]:
+def settings_by_name(
+    experts: Collection[str],
+    packed: Collection[str],
+    environment: Mapping[str, str] = os.environ,
+) -> dict[str, str]:
     """Settings of `vllm.LLM` that name the kernels of a GPU; this project's stand in for Marlin.
 
     Of experts vLLM takes one name for all layers: where some are packed and some are not, none
@@ -45,18 +48,21 @@ def settings_by_name(experts: Collection[str], packed: Collection[str]) -> dict[
     Args:
         experts: all weights of experts.
         packed: all weights in NVFP4.
+        environment: of vLLM's processes.
     """
-    named = {"linear_backend": _backend(LINEAR_VARIABLE)} if set(packed) - set(experts) else {}
+    named = {}
+    if set(packed) - set(experts):
+        named["linear_backend"] = _backend(LINEAR_VARIABLE, environment)
     if experts and set(experts) <= set(packed):
-        named["moe_backend"] = _backend(EXPERTS_VARIABLE)
+        named["moe_backend"] = _backend(EXPERTS_VARIABLE, environment)
     elif experts and not set(experts) & set(packed):
         named["moe_backend"] = "triton"
     return named
 
 
-def _backend(variable: str) -> str:
+def _backend(variable: str, environment: Mapping[str, str]) -> str:
     """vLLM's name of it."""
-    return "humming" if kernel_named_by(variable) == VLLM_HUMMING else "marlin"
+    return "humming" if kernel_named_by(variable, environment) == VLLM_HUMMING else "marlin"
 
 
 def require_asked(model: "nn.Module") -> None:
@@ -81,9 +87,7 @@ def require_asked(model: "nn.Module") -> None:
         raise ValueError(f"vLLM multiplies {name} by {found}, not by {asked}: {fix}")
 
 
-def require_vllm(
-    asked: str, version: str, proven: Collection[str] = PINNED, instead: str = "unset it"
-) -> None:
+def require_vllm(asked: str, version: str, proven: Collection[str], instead: str) -> None:
     """Sets up vLLM for another choice.
 
     Raises:

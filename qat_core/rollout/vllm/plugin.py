@@ -20,15 +20,16 @@ from qat_core.rollout.vllm.switches import (
     MARLIN,
     MARLIN_UNPACK,
     VLLM_HUMMING,
-    asked_of_plugin,
     is_exact,
     kernel_named_by,
+    kernels_of_plugin,
     require_known_variables,
     require_no_kernels,
     require_unset,
 )
 
 _chosen: dict[str, str] = {}  # by variable, of the process's first engine
+_is_loaded = False
 
 
 def register() -> None:
@@ -39,12 +40,20 @@ def register() -> None:
             another one than an engine of this process has: what it replaced in vLLM stays. Or see
             `require_known_variables`.
     """
+    global _is_loaded
     require_known_variables()
-    exact_or_not = _chosen.setdefault(EXACT_VARIABLE, str(is_exact()))
-    if exact_or_not != str(is_exact()):
+    _set_up()
+    _is_loaded = True
+
+
+def _set_up() -> None:
+    exact_or_not = str(is_exact())
+    if _chosen.get(EXACT_VARIABLE, exact_or_not) != exact_or_not:
         raise ValueError(f"{EXACT_VARIABLE}: this process has started another engine before")
     if is_exact():
         require_exact()
+    _chosen[EXACT_VARIABLE] = exact_or_not
+    if is_exact():
         from qat_core.rollout.vllm.exact import install as exact
 
         exact.install()
@@ -97,10 +106,12 @@ def require_loaded() -> None:
         ValueError: the environment asks for what `register` sets up, but vLLM has not called it in
             this process.
     """
-    if not _chosen and (asked := asked_of_plugin(os.environ)):
+    asked = [*kernels_of_plugin(os.environ), *(["exact rollouts"] if is_exact() else [])]
+    if asked and not _is_loaded:
         raise ValueError(
-            f"{', '.join(asked)}: vLLM's worker has not loaded qat_core's plugin: install qat_core "
-            "(to be on PYTHONPATH is not enough), and let VLLM_PLUGINS name it or be unset"
+            f"{', '.join(asked)}: vLLM's worker has not loaded this package's plugin: install the "
+            "package where vLLM runs (to be on PYTHONPATH is not enough); VLLM_PLUGINS, if set, "
+            "has to name it"
         )
 
 
@@ -111,9 +122,10 @@ def require_exact() -> None:
     from qat_core.rollout.vllm.humming import library as humming
 
     require_no_kernels(os.environ)
-    asked, instead = "exact rollouts", "serve without the exact mode"
+    asked = "exact rollouts"
+    instead = f"install vLLM {', '.join(PINNED)}, or serve without the exact mode"
     require_vllm(asked, vllm.__version__, PINNED, instead)
-    humming.require(asked, instead)
+    humming.require(asked, "serve without the exact mode")
 
 
 def asked_for(variable: str) -> str:
@@ -123,8 +135,13 @@ def asked_for(variable: str) -> str:
         import vllm
 
         asked = f"{variable}={name}"
-        proven = WITH_OWN_HUMMING if name == VLLM_HUMMING else PINNED
-        require_vllm(asked, vllm.__version__, proven)
+        mine, other = (HUMMING, PINNED), (VLLM_HUMMING, WITH_OWN_HUMMING)
+        if name == VLLM_HUMMING:
+            mine, other = other, mine
+        instead = "unset it"
+        if vllm.__version__.rpartition(".")[0] in other[1]:
+            instead += f", or use {other[0]}"
+        require_vllm(asked, vllm.__version__, mine[1], instead)
         if name == HUMMING:
             from qat_core.rollout.vllm.humming import library as humming
 

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from importlib.metadata import entry_points
 from typing import Any
 
 # of vLLM, by section, for exact rollouts; by name, as another version's default may have other bits
@@ -28,10 +27,9 @@ KERNELS = {  # the first is what `VllmEngine` asks for unless the variable names
     LINEAR_VARIABLE: (MARLIN, MARLIN_UNPACK, HUMMING, VLLM_HUMMING),
     EXPERTS_VARIABLE: (MARLIN, HUMMING, VLLM_HUMMING),
 }
-PLUGIN = "qat_core.rollout.vllm.plugin:register"  # the entry point of `vllm.general_plugins`
 
 
-def require_known_variables() -> None:
+def require_known_variables(environment: Mapping[str, str] = os.environ) -> None:
     """For all who start vLLM, also where it runs in another process, and later.
 
     Raises:
@@ -39,12 +37,12 @@ def require_known_variables() -> None:
             none of its own.
     """
     known = (*KERNELS, IN_PLACE_VARIABLE, *EXACT_VARIABLES, COVERAGE_VARIABLE)
-    others = [it for it in os.environ if it.startswith("QAT_CORE_") and it not in known]
+    others = [it for it in environment if it.startswith("QAT_CORE_") and it not in known]
     refused = [f"{it}: nothing reads it; the variables are {', '.join(known)}" for it in others]
-    checks: list[Callable[[], object]] = [partial(kernel_named_by, it) for it in KERNELS]
+    checks: list[Callable[..., object]] = [partial(kernel_named_by, it) for it in KERNELS]
     for check in (*checks, is_in_place_allowed, is_exact):
         try:
-            check()
+            check(environment)
         except ValueError as error:
             refused.append(str(error))
     if refused:
@@ -63,53 +61,34 @@ def require_unset(names: Iterable[str], environment: Mapping[str, str], reason: 
             raise ValueError(f"{name}: {reason}; unset it")
 
 
-def asked_of_plugin(environment: Mapping[str, str]) -> list[str]:
-    """What an environment asks for that vLLM serves only where it has loaded the plugin."""
+def kernels_of_plugin(environment: Mapping[str, str]) -> list[str]:
+    """What an environment names that vLLM serves only where it has loaded this package's plugin."""
     kernels = {it: environment.get(it) or MARLIN for it in KERNELS}
-    exact = ["exact rollouts"] if environment.get(EXACT_VARIABLE) == "1" else []
-    return [f"{it}={kernel}" for it, kernel in kernels.items() if kernel != MARLIN] + exact
+    return [f"{it}={kernel}" for it, kernel in kernels.items() if kernel != MARLIN]
 
 
-def require_plugin(asked: Iterable[str], environment: Mapping[str, str]) -> None:
-    """ValueError where vLLM's processes would not load the plugin that serves what is asked for."""
-    if not (what := ", ".join(asked)):
-        return
-    names = {it.name for it in entry_points(group="vllm.general_plugins") if it.value == PLUGIN}
-    if not names:
-        raise ValueError(
-            f"{what}: vLLM does not find qat_core's plugin: install qat_core (to be on PYTHONPATH "
-            "is not enough)"
-        )
-    allowed = environment.get("VLLM_PLUGINS")
-    if allowed is not None and names.isdisjoint(allowed.split(",")):
-        raise ValueError(
-            f"VLLM_PLUGINS={allowed}: leaves out qat_core's plugin, by which vLLM serves {what}; "
-            f"add {', '.join(names)}"
-        )
-
-
-def is_in_place_allowed() -> bool:
+def is_in_place_allowed(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether weight syncs may write packed weights past vLLM's reload, as they do by default."""
-    return _switch(IN_PLACE_VARIABLE, "1")
+    return _switch(IN_PLACE_VARIABLE, "1", environment)
 
 
-def is_exact() -> bool:
+def is_exact(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether rollouts are to have bits that a trainer can compute too."""
-    return _switch(EXACT_VARIABLE, "0")
+    return _switch(EXACT_VARIABLE, "0", environment)
 
 
-def _switch(variable: str, default: str) -> bool:
+def _switch(variable: str, default: str, environment: Mapping[str, str]) -> bool:
     """ValueError for another value than 1 or 0."""
-    asked = os.environ.get(variable) or default
+    asked = environment.get(variable) or default
     if asked not in ("0", "1"):
         raise ValueError(f"{variable}={asked}: use 1 or 0, or unset it for {default}")
     return asked == "1"
 
 
-def kernel_named_by(variable: str) -> str:
-    """The kernel that the environment names; ValueError if there is none of that name."""
+def kernel_named_by(variable: str, environment: Mapping[str, str] = os.environ) -> str:
+    """The kernel that an environment names; ValueError if there is none of that name."""
     default, *others = KERNELS[variable]
-    name = os.environ.get(variable) or default
+    name = environment.get(variable) or default
     if name not in KERNELS[variable]:
         named = ", ".join(reversed(others))
         raise ValueError(f"{variable}={name}: use {named}, or {default}, the default")

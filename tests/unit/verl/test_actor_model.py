@@ -57,6 +57,25 @@ def test_a_right_command_says_in_a_line_what_will_run(
     assert line.startswith(f"qat_core: {start}") and line.endswith(end)
 
 
+@pytest.mark.parametrize(
+    ("ignored", "linear", "experts"),
+    [([], "marlin", "marlin"), (["re:.*experts.*"], "marlin", "triton")],
+    ids=["all", "but experts"],
+)
+def test_kernels_of_a_gpu_are_named(
+    tmp_path: Path, ignored: list[str], linear: str, experts: str
+) -> None:
+    write_nano("nano-moe", tmp_path / "moe", num_layers=2)
+    given = (f"{PATH}={tmp_path / 'moe'}", f"{QAT}.ignore_patterns={ignored}")
+    named = completed(*given).actor_rollout_ref.rollout.engine_kwargs.vllm
+    assert (named.linear_backend, named.moe_backend) == (linear, experts)
+    completed(*given, f"+{VLLM}.linear_backend=marlin")
+    with pytest.raises(ValueError, match=r"moe_backend: cutlass: this project names .*; remove"):
+        completed(*given, f"+{VLLM}.moe_backend=cutlass")
+    on_cpu = completed(*given, "trainer.device=cpu").actor_rollout_ref.rollout.engine_kwargs.vllm
+    assert "linear_backend" not in on_cpu
+
+
 def test_of_a_model_that_is_not_on_this_machine_the_line_says_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -14,7 +14,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from qat_core.exact.count import COUNT
 from qat_core.routing import NO_ROUTE
 from qat_core.verl.configuration import complete
-from qat_core.verl.exact_configuration import ENVIRONMENT
+from qat_core.verl.processes import ENVIRONMENT
 from qat_core.verl.routing_replay import _as_the_model_gets_them
 from tests.verl_configurations import COMMAND, CONFIGS, ROLLOUT, completed, composed
 

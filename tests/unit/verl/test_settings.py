@@ -222,5 +222,5 @@ def test_value_that_hydra_does_not_take_is_refused() -> None:
 
 def test_what_the_plugin_refuses_is_refused_before_a_run_starts() -> None:
     settings = {"+nvfp4": "w4a16", "actor_rollout_ref.rollout.name": "sglang"}
-    with pytest.raises(ValueError, match=r"rollout\.name: sglang: .*; correct the recipe"):
+    with pytest.raises(ValueError, match=r"by the recipe: .*rollout\.name: sglang: "):
         require_known({key: Setting(value, "recipes/x.yaml") for key, value in settings.items()})

@@ -43,6 +43,7 @@ from qat_core.rollout.vllm.kernel_choice import use_for_linear
 
 _attend = flash_attn.flash_attn_varlen_func
 _logits = LogitsProcessor._get_logits
+_bf16_experts = unquantized.backend_to_kernel_cls
 _capture = GPUModelRunner._warmup_and_capture
 _prepare_capture = cudagraph_utils.prepare_inputs_to_capture
 
@@ -65,12 +66,12 @@ def install() -> None:
         experts.activation = silu_mul_of_experts
     use_for_linear(HummingLinearKernel)
     humming_experts.install()
-    vllms_choice = unquantized.backend_to_kernel_cls
+    unquantized.backend_to_kernel_cls = bf16_experts
 
-    def choose(backend: Any) -> Any:
-        return ExactBf16Experts if backend.name == "TRITON" else vllms_choice(backend)
 
-    unquantized.backend_to_kernel_cls = choose
+def bf16_experts(backend: Any) -> Any:
+    """In place of the choice of a class for experts in BF16."""
+    return ExactBf16Experts if backend.name == "TRITON" else _bf16_experts(backend)
 
 
 def norm(input: Tensor, weight: Tensor, eps: float = 1e-6, residual: Tensor | None = None) -> Any:
@@ -162,6 +163,7 @@ def contract(worker: Any) -> dict[str, str]:
         "norm": _name(layernorm.rms_norm_batch_invariant),
         "linear layers": _name(linear.UnquantizedLinearMethod.apply),
         "attention layer": _name(Qwen3Attention.forward),
+        "experts in BF16": _name(unquantized.backend_to_kernel_cls),
         "SwiGLU": _name(activation.SiluAndMul.forward_cuda),
         "attention": _name(flash_attn.flash_attn_varlen_func),
         "logits": _name(LogitsProcessor._get_logits),
