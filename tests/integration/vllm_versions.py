@@ -35,6 +35,7 @@ ON_CUDA = (
     *(f"tests/integration/test_vllm_{of}.py" for of in ("marlin", "humming", "humming_experts")),
     *(f"tests/integration/test_vllm_in_place{of}.py" for of in ("", "_choice", "_shares")),
     "tests/integration/test_vllm_humming_tiles.py",
+    "tests/integration/test_vllm_own_humming.py",
     "tests/integration/test_vllm_own_head.py::test_a_sync_on_a_gpu_with_it_replaces_nothing",
     NAMES,
 )

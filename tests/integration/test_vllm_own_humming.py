@@ -1,0 +1,78 @@
+"""vLLM's own Humming, of a version that has it: syncs leave the bytes of a fresh load, on a GPU."""
+
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoTokenizer
+
+pytest.importorskip("vllm", reason="needs requirements/engines.txt")
+
+from experiments.base.random_model import write_architecture
+from experiments.benchmarks.architectures import ARCHITECTURES, engine_settings
+from experiments.benchmarks.engines import set_kernels
+from experiments.support.subprocess_call import call_in_subprocess
+from qat_core.checkpoint.architecture import meta_model
+from qat_core.checkpoint.write import export
+from qat_core.planning.plan import plan
+from qat_core.planning.recipe import Recipe
+from qat_core.rollout.vllm.compat import WITH_OWN_HUMMING, vllm_version
+from qat_core.rollout.vllm.engine import VllmEngine
+from qat_core.weights.stream import weight_stream
+from tests.marlin_layers import all_tensors
+
+RECIPE = Recipe.full()
+HAS_IT = (vllm_version() or "").rpartition(".")[0] in WITH_OWN_HUMMING
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_IT, reason=f"of vLLM {', '.join(WITH_OWN_HUMMING)}")
+@pytest.mark.parametrize("kernels", ["vllm-humming", "vllm-humming-experts"])
+def test_syncs_to_an_moe_that_started_without_weights_leave_a_fresh_loads_bytes(
+    kernels: str, tmp_path: Path
+) -> None:
+    synced = call_in_subprocess(_synced, kernels, tmp_path / "model")
+    loaded = call_in_subprocess(_loaded, kernels, tmp_path / "model")
+    assert loaded == synced
+
+
+def _synced(kernels: str, folder: Path) -> dict[str, str]:
+    """Weights after two syncs, a sleep and a third one; what came last is exported beside them."""
+    set_kernels(kernels)
+    write_architecture(ARCHITECTURES["moe"] | {"num_hidden_layers": 2}, folder)
+    models = [_drawn(folder, seed) for seed in range(2)]
+    planned = plan(models[0], RECIPE)
+    settings = engine_settings("cuda", 4) | {"enable_sleep_mode": True}
+    engine = VllmEngine(folder, planned, load_format="dummy", **settings)
+    for model in models:
+        engine.sync(weight_stream(model, planned, RECIPE), planned)
+    engine.sleep()
+    engine.wake_up()
+    engine.sync(weight_stream(models[1], planned, RECIPE), planned)
+    export(models[1], RECIPE, folder / "packed", AutoTokenizer.from_pretrained(folder))
+    return _weights(engine)
+
+
+def _loaded(kernels: str, folder: Path) -> dict[str, str]:
+    set_kernels(kernels)
+    return _weights(VllmEngine(folder / "packed", **engine_settings("cuda", 4)))
+
+
+def _drawn(folder: Path, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    model = meta_model(folder).to_empty(device="cuda")
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.02 * 4**seed)
+    return model
+
+
+def _weights(engine: VllmEngine) -> dict[str, str]:
+    """Digests of their bytes."""
+    found = engine.on_worker(all_tensors)
+    return {
+        name: sha256(tensor.cpu().numpy()).hexdigest()
+        for name, tensor in found.items()
+        if "weight" in name
+    }
