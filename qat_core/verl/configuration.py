@@ -32,11 +32,7 @@ from qat_core.rollout.vllm.switches import (
 )
 from qat_core.verl import compat
 from qat_core.verl.engine_arguments import require_arguments
-from qat_core.verl.exact_configuration import (
-    KEY,
-    complete_exact,
-    require_no_exact_variable,
-)
+from qat_core.verl.exact_configuration import KEY, complete_exact, require_no_exact_variable
 from qat_core.verl.exact_configuration import MODULE as EXACT_MODULE
 from qat_core.verl.near_misses import require_read
 from qat_core.verl.precedence import require_last_word, said_by_verl
