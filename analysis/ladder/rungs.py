@@ -22,16 +22,15 @@ from experiments.study.models import HubModel, ScratchModel
 from experiments.study.schema import Study
 
 ARMS: Sequence[ArmName] = (NOQAT, QAT, BF16)
-EFFECTS: dict[str, tuple[ArmName, ArmName]] = {
-    "no QAT less QAT": (NOQAT, QAT),
-    "QAT less BF16": (QAT, BF16),
-}
+LOSS, COST = "no QAT less QAT", "QAT less BF16"
+EFFECTS: dict[str, tuple[ArmName, ArmName]] = {LOSS: (NOQAT, QAT), COST: (QAT, BF16)}
+WHAT_CHANGES = {LOSS: "the loss without QAT", COST: "what QAT costs"}
 WEIGHT_STEPS = "drift_term/weight_steps"
 NOTE = (
-    f"Mean reward over all steps, differences within a seed; intervals: {LEVEL:.0%}, Student's t "
-    "over seeds. Three numbers: no QAT, QAT, BF16. k3 KL: nats a token. Answers: right ones of the "
-    "last checkpoint. Drift: distance of the weights from the base at the last step, in "
-    "quantization steps."
+    f"Mean reward over all steps, BF16's and differences within a seed; intervals: {LEVEL:.0%}, "
+    "Student's t over seeds. Three numbers: no QAT, QAT, BF16. k3 KL: nats a token. Answers: right "
+    "ones of the last checkpoint. Drift: distance of the weights from the base at the last step, "
+    "in quantization steps."
 )
 
 
@@ -107,22 +106,29 @@ def slopes(rungs: Sequence[Rung]) -> dict[str, Interval]:
     return {name: slope_over_sizes(sizes, [it.effects[name] for it in rungs]) for name in EFFECTS}
 
 
-def answer(slope: Interval) -> str:
-    """What a slope says of a loss: an effect below zero."""
+def answer(effect: str, slope: Interval) -> str:
+    """What a slope says of a loss or cost: an effect below zero."""
     assert slope.low is not None and slope.high is not None
     if slope.high < 0:
-        return "the loss grows with size"
-    return "the loss shrinks with size" if slope.low > 0 else "open"
+        return f"{WHAT_CHANGES[effect]} grows with size"
+    return f"{WHAT_CHANGES[effect]} shrinks with size" if slope.low > 0 else "open"
+
+
+def is_lossless(rungs: Sequence[Rung]) -> bool:
+    """Whether the interval of the loss holds zero at every size."""
+    intervals = [over_seeds(rung.effects[LOSS]) for rung in rungs]
+    return not any(it.low and it.high and it.low * it.high > 0 for it in intervals)
 
 
 def ladder_text(rungs: Sequence[Rung]) -> str:
-    """Markdown: a row a size, and a row a slope."""
+    """Markdown: whether there is a loss at all, a row a size, and a row a slope."""
+    first = f"No loss is shown: {LOSS} holds zero at every size.\n\n" if is_lossless(rungs) else ""
     summary = [
-        {"Effect": name, "Change a tenfold size": show_difference(it), "Answer": answer(it)}
+        {"Effect": name, "Change a tenfold size": show_difference(it), "Answer": answer(name, it)}
         for name, it in slopes(rungs).items()
     ]
     sizes = markdown_table(map(_row, rungs))
-    return f"{sizes}\n\n{markdown_table(summary)}\n\n{NOTE}\n"
+    return f"{first}{sizes}\n\n{markdown_table(summary)}\n\n{NOTE}\n"
 
 
 def _row(rung: Rung) -> dict[str, str]:
@@ -138,6 +144,7 @@ def _row(rung: Rung) -> dict[str, str]:
         "Parameters": f"{rung.num_parameters:,}",
         "Learning rate": show_rate(rung.lr),
         "Seeds": str(len(rung.data.study.seeds)),
+        "BF16": f"{np.mean([it.area for it in rung.data.grid[settings[-1]]]):.3f}",
         **{name: show_difference(over_seeds(it)) for name, it in rung.effects.items()},
         "Collapsed": ", ".join(str(num_collapsed(rung.data.grid[it])) for it in settings),
         "k3 KL": ", ".join(it.get(KL, "-") for it in estimates),

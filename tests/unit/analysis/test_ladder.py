@@ -10,7 +10,7 @@ import pytest
 from analysis.collapse.survival import Outcome
 from analysis.ladder.figure import draw
 from analysis.ladder.rates import chosen_rate, rates_text
-from analysis.ladder.rungs import answer, ladder_text, read_rungs
+from analysis.ladder.rungs import COST, LOSS, answer, ladder_text, read_rungs
 from analysis.ladder.slope import slope_over_sizes
 from analysis.record import record_study
 from analysis.stats import Interval
@@ -63,9 +63,9 @@ def test_the_interval_of_a_slope_covers_the_true_one(drawn: Draw, slope: float) 
 
 
 def test_an_interval_tells_a_loss_that_grows_from_one_that_shrinks() -> None:
-    assert answer(Interval(-0.2, -0.3, -0.1)) == "the loss grows with size"
-    assert answer(Interval(0.2, 0.1, 0.3)) == "the loss shrinks with size"
-    assert answer(Interval(0.0, -0.1, 0.1)) == "open"
+    assert answer(LOSS, Interval(-0.2, -0.3, -0.1)) == "the loss without QAT grows with size"
+    assert answer(COST, Interval(0.2, 0.1, 0.3)) == "what QAT costs shrinks with size"
+    assert answer(LOSS, Interval(0.0, -0.1, 0.1)) == "open"
 
 
 def outcomes(*areas: float, collapsed: int | None = None) -> list[Outcome]:
@@ -126,7 +126,7 @@ def test_records_of_two_sizes_give_effects_and_slopes(tmp_path: Path) -> None:
     assert rungs[1].effects["no QAT less QAT"] == pytest.approx([-0.3] * 3)
     assert rungs[0].effects["QAT less BF16"] == pytest.approx([-0.04, -0.03, -0.02])
     text = ladder_text(rungs)
-    assert "| no QAT less QAT | " in text and "the loss grows with size" in text
+    assert text.startswith("| Model |") and "the loss without QAT grows with size" in text
     save_figure(lambda: draw(rungs), tmp_path / "ladder.png")
     with pytest.raises(ValueError, match="of one size; name the records of several sizes"):
         read_rungs([small])
@@ -144,11 +144,13 @@ def test_rungs_that_differ_in_more_than_size_are_refused(tmp_path: Path) -> None
         read_rungs([small, other])
 
 
-def test_a_rung_may_have_further_cells(tmp_path: Path) -> None:
+def test_a_rung_may_have_further_cells_and_no_loss(tmp_path: Path) -> None:
     tis = {"arms": ["nvfp4-noqat"], "correction": "token_tis"}
     more = {"cells": {"plain": {}, "tis": tis}}
-    records = [recorded_rung(tmp_path / it, it, 1.0, **more) for it in ("6m", "25m")]
-    assert "| ladder-6m |" in ladder_text(read_rungs(records))
+    records = [recorded_rung(tmp_path / it, it, 0.0, **more) for it in ("6m", "25m")]
+    text = ladder_text(read_rungs(records))
+    assert text.startswith("No loss is shown: no QAT less QAT holds zero at every size.")
+    assert "| ladder-6m |" in text
 
 
 RUNGS = ("6m", "25m", "100m", "400m", "moe_20m", "moe_80m")
