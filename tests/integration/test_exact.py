@@ -54,7 +54,8 @@ def test_ranks_sync_and_compare_what_is_trained(
     case = Case(sizes | SMALL | RANKS, exact_engine=False, expected_zero=False, **more)
     rows = call_in_subprocess(compare_case, "test", case, "cpu")
     assert [row["after"] for row in rows] == [0, 1]
-    assert all(row["tokens"] > 0 and row["k3_kl"] < 1e-4 for row in rows)
+    # up to 1.1e-4 on two CPUs; 0.16 and more with the weights of the step before
+    assert all(row["tokens"] > 0 and row["k3_kl"] < 1e-3 for row in rows)
 
 
 def _rows(case: Case) -> list[dict[str, Any]]:
