@@ -11,7 +11,7 @@ verl's entry points (`verl.plugins`) would be loaded in every process, and only 
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,16 +27,15 @@ from qat_core.rollout.vllm.switches import (
     EXPERTS_VARIABLE,
     LINEAR_VARIABLE,
     kernel_named_by,
-    kernels_of_plugin,
     require_known_variables,
 )
 from qat_core.verl import compat
-from qat_core.verl.engine_arguments import require_arguments
+from qat_core.verl.engine_arguments import name_kernels, require_arguments
 from qat_core.verl.exact_configuration import KEY, complete_exact, require_no_exact_variable
 from qat_core.verl.exact_configuration import MODULE as EXACT_MODULE
 from qat_core.verl.near_misses import require_read
 from qat_core.verl.precedence import require_last_word, said_by_verl
-from qat_core.verl.processes import environment_of, require_plugin
+from qat_core.verl.processes import asked_of_plugin, environment_of, require_plugin
 from qat_core.verl.rules import (
     ACTOR,
     BF16_RULES,
@@ -117,7 +116,8 @@ def complete(config: DictConfig) -> str:
     is_bf16 = is_off or not OmegaConf.select(config, f"{QAT}.enable")
     rules = [*SYNC_RULES, *(OFF_RULES if is_off else W4A16_RULES)]
     rules += BF16_RULES if is_bf16 else NVFP4_RULES
-    if OmegaConf.select(config, "trainer.device") != "cpu":
+    is_on_cpu = OmegaConf.select(config, "trainer.device") == "cpu"
+    if not is_on_cpu:
         rules += GPU_RULES
     is_exact = OmegaConf.select(config, KEY)
     if _asks_for_routes(config):
@@ -127,6 +127,12 @@ def complete(config: DictConfig) -> str:
         _require_worker(config, "+exact=on")
     said: list[str] = []
     environment = environment_of(config)
+    asked = asked_of_plugin(
+        environment,
+        is_exact=bool(is_exact),
+        is_packed_on_cpu=is_on_cpu and not is_bf16,
+        returns_routes_on_cpu=is_on_cpu and _asks_for_routes(config),
+    )
 
     def describe() -> None:
         if _is_fsdp(config):  # else refused by a rule, and without these keys
@@ -140,10 +146,12 @@ def complete(config: DictConfig) -> str:
         lambda: require(config, rules),
         lambda: _require_known_keys(config),
         lambda: require_arguments(config),
-        lambda: (complete_exact if is_exact else require_no_exact_variable)(config),
-        lambda: require_plugin(
-            config, _asked_of_plugin(config, environment, is_bf16=is_bf16), environment
+        lambda: (
+            complete_exact(config, environment)
+            if is_exact
+            else require_no_exact_variable(environment)
         ),
+        lambda: require_plugin(config, asked, environment),
         describe,
     )
     if is_exact:
@@ -158,19 +166,6 @@ def _require_worker(config: DictConfig, given: str) -> None:
         raise ValueError(
             f"{given}: give +nvfp4@_global_=w4a16 too, or +nvfp4@_global_=off for BF16"
         )
-
-
-def _asked_of_plugin(
-    config: DictConfig, environment: Mapping[str, str], *, is_bf16: bool
-) -> Iterator[str]:
-    yield from kernels_of_plugin(environment)
-    if OmegaConf.select(config, KEY):
-        yield "exact rollouts"
-    if OmegaConf.select(config, "trainer.device") == "cpu":
-        if not is_bf16:
-            yield "NVFP4 on a CPU"
-        if _asks_for_routes(config):
-            yield "routes on a CPU"
 
 
 def _serve(config: DictConfig, qat: Any) -> Recipe:
@@ -192,7 +187,7 @@ def _what_runs(config: DictConfig, recipe: Recipe | None, environment: Mapping[s
 
     served = describe_served(config, recipe, environment)
     is_on_gpu = OmegaConf.select(config, "trainer.device") != "cpu"
-    _name_kernels(config, served.kernels if is_on_gpu else {})
+    name_kernels(config, served.kernels if is_on_gpu else {})
     is_exact = OmegaConf.select(config, KEY)
     if recipe is None:
         said = "qat_core: BF16 in training and rollouts, synced through this project's worker"
@@ -210,17 +205,6 @@ def _what_runs(config: DictConfig, recipe: Recipe | None, environment: Mapping[s
         f"{recipe.scale_policy}, block_scale_method {recipe.block_scale_method}; ignored: "
         f"{', '.join(recipe.ignore) or 'nothing'}; packed: {served.packed}; kernels: {kernels}"
     )
-
-
-def _name_kernels(config: DictConfig, kernels: Mapping[str, str]) -> None:
-    """Asks vLLM for kernels by name; ValueError for another one that is given."""
-    for key in ("linear_backend", "moe_backend"):
-        given = OmegaConf.select(config, f"{VLLM}.{key}")
-        if given not in (None, "auto", kernels.get(key)):
-            raise ValueError(f"{VLLM}.{key}: {given}: this project names kernels; remove the key")
-    with open_dict(config):
-        for key, name in kernels.items():
-            OmegaConf.update(config, f"{VLLM}.{key}", name, force_add=True)
 
 
 def _require_known_keys(config: DictConfig) -> None:

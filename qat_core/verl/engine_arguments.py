@@ -8,9 +8,9 @@ itself: a text that begins with a hyphen is one more name to vLLM.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from qat_core.verl.rules import MODEL, ROLLOUT, VLLM, is_not_set
 
@@ -59,6 +59,17 @@ def require_arguments(config: DictConfig) -> None:
     ]
     if refused:
         raise ValueError("\n".join(refused))
+
+
+def name_kernels(config: DictConfig, kernels: Mapping[str, str]) -> None:
+    """Asks vLLM for kernels by name; ValueError for another one that is given."""
+    for key in ("linear_backend", "moe_backend"):
+        given = OmegaConf.select(config, f"{VLLM}.{key}")
+        if given not in (None, "auto", kernels.get(key)):
+            raise ValueError(f"{VLLM}.{key}: {given}: this project names kernels; remove the key")
+    with open_dict(config):
+        for key, name in kernels.items():
+            OmegaConf.update(config, f"{VLLM}.{key}", name, force_add=True)
 
 
 def _fixes(key: str, value: object) -> Iterator[str]:

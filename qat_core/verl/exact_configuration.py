@@ -1,7 +1,7 @@
 """What `+exact=on` implies, and what of a verl configuration it refuses, before Ray starts."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from qat_core.rollout.vllm.switches import (
     require_no_kernels,
     require_unset,
 )
-from qat_core.verl.processes import ENVIRONMENT, environment_of
+from qat_core.verl.processes import ENVIRONMENT
 from qat_core.verl.rules import (
     APART,
     MODEL,
@@ -102,13 +102,13 @@ RULES = (
 )
 
 
-def complete_exact(config: DictConfig) -> None:
+def complete_exact(config: DictConfig, environment: Mapping[str, str]) -> None:
     """Fills in what exact training and rollouts need; ValueError for what was never proven."""
     is_apart = any(OmegaConf.select(config, section) for section in APART)
     model = _model(config)
     together(
         lambda: require(config, RULES if is_apart else (*RULES, BYPASS_RULE)),
-        lambda: require_no_kernels(environment_of(config)),
+        lambda: require_no_kernels(environment),
         lambda: _require_model(model),
         lambda: _require_ranks(config, model),
     )
@@ -128,9 +128,9 @@ def complete_exact(config: DictConfig) -> None:
             OmegaConf.update(config, key, setting, force_add=True)
 
 
-def require_no_exact_variable(config: DictConfig) -> None:
+def require_no_exact_variable(environment: Mapping[str, str]) -> None:
     """ValueError where the environment asks for what `+exact=on` alone sets up whole."""
-    require_unset(EXACT_VARIABLES, environment_of(config), "+exact=on sets it")
+    require_unset(EXACT_VARIABLES, environment, "+exact=on sets it")
 
 
 def _model(config: DictConfig) -> Any:

@@ -7,6 +7,8 @@ from importlib.util import find_spec
 
 from omegaconf import DictConfig, OmegaConf
 
+from qat_core.rollout.vllm.switches import kernels_of_plugin
+
 RAY = "ray_kwargs.ray_init"
 ENVIRONMENT = f"{RAY}.runtime_env.env_vars"
 PLUGIN = "qat_core.rollout.vllm.plugin:register"  # as pyproject.toml has it
@@ -32,6 +34,23 @@ def environment_of(config: DictConfig) -> dict[str, str]:
             fix = f"""Ray takes texts alone; write '"{value}"', with both quotes"""
             raise ValueError(f"{ENVIRONMENT}.{name}: {value}: {fix}")
     return ours
+
+
+def asked_of_plugin(
+    environment: Mapping[str, str],
+    *,
+    is_exact: bool,
+    is_packed_on_cpu: bool,
+    returns_routes_on_cpu: bool,
+) -> list[str]:
+    """What vLLM serves by this package's plugin alone."""
+    by_configuration = {
+        "exact rollouts": is_exact,
+        "NVFP4 on a CPU": is_packed_on_cpu,
+        "routes on a CPU": returns_routes_on_cpu,
+    }
+    asked = [what for what, is_asked in by_configuration.items() if is_asked]
+    return [*kernels_of_plugin(environment), *asked]
 
 
 def require_plugin(

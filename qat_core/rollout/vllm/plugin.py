@@ -28,6 +28,7 @@ from qat_core.rollout.vllm.switches import (
     require_unset,
 )
 
+MADE_FOR = {HUMMING: PINNED, MARLIN_UNPACK: PINNED, VLLM_HUMMING: WITH_OWN_HUMMING}  # of vLLM
 _chosen: dict[str, str] = {}  # by variable, of the process's first engine
 _is_loaded = False
 
@@ -135,13 +136,10 @@ def asked_for(variable: str) -> str:
         import vllm
 
         asked = f"{variable}={name}"
-        mine, other = (HUMMING, PINNED), (VLLM_HUMMING, WITH_OWN_HUMMING)
-        if name == VLLM_HUMMING:
-            mine, other = other, mine
-        instead = "unset it"
-        if vllm.__version__.rpartition(".")[0] in other[1]:
-            instead += f", or use {other[0]}"
-        require_vllm(asked, vllm.__version__, mine[1], instead)
+        minor = vllm.__version__.rpartition(".")[0]
+        hummings = [it for it in (HUMMING, VLLM_HUMMING) if minor in MADE_FOR[it]]
+        instead = ", or use ".join(["unset it", *hummings])
+        require_vllm(asked, vllm.__version__, MADE_FOR[name], instead)
         if name == HUMMING:
             from qat_core.rollout.vllm.humming import library as humming
 

@@ -1,12 +1,11 @@
 """What NVFP4 and this project's syncs cannot do in verl is refused by the key that asks for it."""
 
-from importlib.metadata import EntryPoint, PackageNotFoundError
+from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 import pytest
 
 from qat_core.verl.configuration import complete
-from qat_core.verl.processes import ENVIRONMENT, PLUGIN
 from tests.verl_configurations import COMMAND, QAT, ROLLOUT, completed, composed, started
 
 VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
@@ -258,62 +257,6 @@ def test_kernels_of_a_newer_vllm_are_refused(monkeypatch: pytest.MonkeyPatch) ->
         ValueError, match=r"_KERNEL=vllm-humming: of vLLM 0\.33, verl .* 0\.24: unset"
     ):
         completed()
-
-
-def with_plugins(monkeypatch: pytest.MonkeyPatch, *found: EntryPoint) -> None:
-    """What vLLM would find to load."""
-    monkeypatch.setattr("qat_core.verl.processes.entry_points", lambda group: found)
-
-
-OURS = EntryPoint("ours", PLUGIN, "vllm.general_plugins")
-OTHER = EntryPoint("other", "some.module:register", "vllm.general_plugins")
-CPU, PLUGINS = "trainer.device=cpu", f"+{ENVIRONMENT}.VLLM_PLUGINS"
-NEEDS_PLUGIN = {
-    "a kernel": ([f"+{ENVIRONMENT}.QAT_CORE_LINEAR_KERNEL=humming"], "_KERNEL=humming"),
-    "a CPU": ([CPU], "NVFP4 on a CPU"),
-    "exact rollouts": (["+exact=on"], "exact rollouts"),
-    "routes": (["+routing_replay=r3", f"{QAT}.enable=false", CPU], "routes on a CPU"),
-}
-
-
-@pytest.mark.verl_table("vLLM without this package's plugin", "refused where it is needed")
-@pytest.mark.parametrize(("overrides", "asked"), NEEDS_PLUGIN.values(), ids=NEEDS_PLUGIN)
-def test_what_vllm_serves_by_the_plugin_is_refused_without_it(
-    monkeypatch: pytest.MonkeyPatch, overrides: list[str], asked: str
-) -> None:
-    with_plugins(monkeypatch, OTHER)
-    with pytest.raises(ValueError, match=f"{asked}: vLLM does not find this package's plugin"):
-        completed(*overrides)
-    with_plugins(monkeypatch, OTHER, OURS)
-    completed(*overrides)
-    with pytest.raises(ValueError, match=f"VLLM_PLUGINS='other, ours': leaves out ours, .*{asked}"):
-        completed(*overrides, f"{PLUGINS}='other, ours'")
-    completed(*overrides, f"{PLUGINS}='other,ours'")
-
-
-WITHOUT_PLUGIN = {
-    "Marlin": [],
-    "BF16 on a CPU": [CPU, f"{QAT}.enable=false"],
-    "vLLM on a cluster": [CPU, "+ray_kwargs.ray_init.address=auto"],
-}
-
-
-@pytest.mark.parametrize("overrides", WITHOUT_PLUGIN.values(), ids=WITHOUT_PLUGIN)
-def test_what_needs_no_plugin_here_is_taken_without_it(
-    monkeypatch: pytest.MonkeyPatch, overrides: list[str]
-) -> None:
-    with_plugins(monkeypatch)
-    completed(*overrides)
-
-
-def test_variables_that_ray_hands_on_go_over_those_of_the_command(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("QAT_CORE_LINEAR_KERNEL", "nonsense")
-    completed(f"+{ENVIRONMENT}.QAT_CORE_LINEAR_KERNEL=marlin", f"+{ENVIRONMENT}.OTHER=???")
-    for given, message in (("nonsense", "=nonsense: use "), ("1", "LINEAR_KERNEL: 1: Ray takes")):
-        with pytest.raises(ValueError, match=message):
-            completed(f"+{ENVIRONMENT}.QAT_CORE_LINEAR_KERNEL={given}")
 
 
 BF16 = {"off": ["+nvfp4=off"], "enable: false": ["+nvfp4=w4a16", f"{QAT}.enable=false"]}
