@@ -16,7 +16,7 @@ MACHINE, MODEL = "h200", "qwen3-30b-a3b"
 EXACT = f"zero_mismatch_{MACHINE}*.json"  # of one GPU and of two
 AT_ONCE = 256  # sequences
 SPEED = "of_bf16.tokens_per_s."  # of the exact engine, and how many sequences at once
-STEPS = ("", "_8b_reload", "_2gpus")  # how the records of verl's steps end, the newest first
+STEPS = ("_8b_exact", "", "_8b_reload", "_2gpus")  # of records of verl's steps, the newest first
 NOTE = (
     "k3 KL: an estimate of KL(rollout || trainer). Mismatch and reward: SmolLM2-135M, ten seeds. "
     f"Intervals: {100 * LEVEL:g} % of ratios, {100 * AREA_LEVEL:g} % of differences. The margin "
