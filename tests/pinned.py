@@ -4,9 +4,9 @@ import pytest
 import torch
 import vllm
 
-from qat_core.rollout.vllm.compat import PINNED
+from qat_core.rollout.vllm.compat import PINNED, is_one_of
 
 OF_PINNED = pytest.mark.skipif(
-    torch.cuda.is_available() and vllm.__version__.rpartition(".")[0] not in PINNED,
+    torch.cuda.is_available() and not is_one_of(vllm.__version__, PINNED),
     reason=f"on a GPU these kernels are refused but with vLLM {', '.join(PINNED)}",
 )

@@ -36,7 +36,7 @@ def require_supported(environment: Mapping[str, str] = os.environ) -> None:
 
 def require_vllm(version: str, *, on_cpu: bool) -> None:
     """As `require_supported` of vLLM's; on CUDA the version that verl pins alone was tried."""
-    if not on_cpu and version.rpartition(".")[0] not in vllm.PINNED:
+    if not on_cpu and not vllm.is_one_of(version, vllm.PINNED):
         raise ValueError(
             f"vllm {version} is not supported through verl on CUDA: install "
             f"{', '.join(vllm.PINNED)}, which verl asks for, or serve by VllmEngine without verl"

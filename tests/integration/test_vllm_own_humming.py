@@ -18,13 +18,13 @@ from qat_core.checkpoint.architecture import meta_model
 from qat_core.checkpoint.write import export
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
-from qat_core.rollout.vllm.compat import WITH_OWN_HUMMING, vllm_version
+from qat_core.rollout.vllm.compat import WITH_OWN_HUMMING, is_one_of, vllm_version
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.weights.stream import weight_stream
 from tests.marlin_layers import all_tensors
 
 RECIPE = Recipe.full()
-HAS_IT = (vllm_version() or "").rpartition(".")[0] in WITH_OWN_HUMMING
+HAS_IT = is_one_of(vllm_version(), WITH_OWN_HUMMING)
 
 
 @pytest.mark.gpu

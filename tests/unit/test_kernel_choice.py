@@ -103,13 +103,13 @@ def test_an_exact_engine_that_is_refused_leaves_the_next_one_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("vllm", reason="needs requirements/engines.txt")
-    from qat_core.rollout.vllm.engine import _patched_vllm
+    from qat_core.rollout.vllm.start import patched_vllm
 
     monkeypatch.setattr(plugin, "require_no_kernels", refuse)
     monkeypatch.setattr(plugin, "_chosen", {})
     with pytest.raises(ValueError, match="refused"):
-        _patched_vllm(exact=True)
-    _patched_vllm(exact=False)
+        patched_vllm(exact=True)
+    patched_vllm(exact=False)
     assert plugin._chosen[EXACT_VARIABLE] == "False"
 
 

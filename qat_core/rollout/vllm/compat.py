@@ -17,7 +17,7 @@
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,11 @@ CPU_KV_CACHE_BYTES = 2**28
 PAST_THE_RELOAD = {"GptOssForCausalLM": "experts and attention sinks"}
 
 
+def is_one_of(version: str, releases: Collection[str]) -> bool:
+    """Whether a version such as 0.24.1 is of one of these releases, such as 0.24."""
+    return version.rpartition(".")[0] in releases
+
+
 def vllm_version() -> str:
     """Version of the installed vLLM."""
     import vllm
@@ -45,7 +50,7 @@ def vllm_version() -> str:
 def require_supported(version: str, *, on_cpu: bool) -> None:
     """ValueError that names the installed and the supported versions of vLLM for a platform."""
     platform = "CPU" if on_cpu else "CUDA"
-    if version.rpartition(".")[0] not in SUPPORTED_VERSIONS[platform]:
+    if not is_one_of(version, SUPPORTED_VERSIONS[platform]):
         known = "; ".join(f"{name}: {', '.join(v)}" for name, v in SUPPORTED_VERSIONS.items())
         raise ValueError(f"vllm {version} is not supported on {platform}: install one of {known}")
 

@@ -1,6 +1,5 @@
 """vLLM in this process as a rollout engine; weights arrive in place or through its reload."""
 
-import os
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -8,22 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from qat_core.checkpoint.architecture import meta_model, without_tied_copies
-from qat_core.checkpoint.ignored_modules import declared_plan, ignored_modules
-from qat_core.checkpoint.shards import MISTRAL_FILES, Shards, read_json
-from qat_core.exact import require_exact
+from qat_core.checkpoint.ignored_modules import ignored_modules
+from qat_core.checkpoint.shards import MISTRAL_FILES, Shards
 from qat_core.exact.contract import require_kept
-from qat_core.options import CheckpointFormat
-from qat_core.planning.plan import QuantPlan, bf16_plan
-from qat_core.planning.quantization_config import format_of, quantization_config
+from qat_core.planning.plan import QuantPlan
+from qat_core.planning.quantization_config import quantization_config
 from qat_core.rollout.engine import Rollouts, WeightStream, require_known, special_ids
 from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.kernel_choice import require_asked, settings_by_name
 from qat_core.rollout.vllm.outputs import to_rollouts, to_routes
 from qat_core.rollout.vllm.served_layers import quantized_parameters, require_biases
-from qat_core.rollout.vllm.switches import EXACT_SETTINGS, EXACT_VARIABLE, is_exact
+from qat_core.rollout.vllm.start import (
+    OF_SYNCS,
+    exact_settings,
+    patched_vllm,
+    planned,
+    require_no_overrides,
+    require_one_process,
+)
 from qat_core.rollout.vllm.weight_memory import tensor_bytes, weight_bytes
 from qat_core.rollout.vllm.worker import LAYOUT, reload
 from qat_core.routing import decoder_layers
@@ -37,7 +41,6 @@ UNCHANGED = {
     **{"repetition_penalty": (1,), "presence_penalty": (0,), "frequency_penalty": (0,)},
 }
 ONE_WORKER = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-OF_SYNCS: CheckpointFormat = "compressed-tensors"  # whose layout the loaders of syncs know
 
 
 class VllmEngine:
@@ -79,19 +82,19 @@ class VllmEngine:
         """
         model_dir = Path(model_dir)
         if packed is not None:
-            _require_no_overrides(settings, model_dir)
-        _require_one_process(settings, self.one_worker)
+            require_no_overrides(settings, model_dir)
+        require_one_process(settings, self.one_worker)
         model = meta_model(model_dir)
         self._is_exact = exact
         if exact:
-            settings |= _exact_settings(model, settings)
+            settings |= exact_settings(model, settings)
         self.end_ids, self.pad_id = special_ids(model_dir)
-        self._vllm = _patched_vllm(exact=exact)
+        self._vllm = patched_vllm(exact=exact)
         self._names, self._architecture = HubNames(model), type(model).__name__
         self._vocabulary: int = model.config.vocab_size  # type: ignore[assignment, union-attr]
         returns_routes = settings.get("enable_return_routed_experts", False)
         self._expert_layers = decoder_layers(model) if returns_routes else []
-        self.plan, self._kind = _planned(packed, model_dir, model, self._names)
+        self.plan, self._kind = planned(packed, model_dir, model, self._names)
         if packed is not None:
             settings |= self._settings_of(packed, model_dir)
         if not self._vllm.platforms.current_platform.is_cpu():
@@ -297,29 +300,6 @@ class VllmEngine:
         return self._llm.collective_rpc(function, args=arguments)[0]
 
 
-def _patched_vllm(*, exact: bool) -> Any:
-    """The module `vllm`, with what this version lacks here; the environment says what is exact."""
-    import vllm
-    from vllm.platforms import current_platform
-
-    from qat_core.rollout.vllm.plugin import register
-
-    compat.require_supported(vllm.__version__, on_cpu=current_platform.is_cpu())
-    compat.hold_addresses(vllm.__version__)
-    compat.correct_rotary_embedding()
-    compat.widen_window_blocks()
-    is_set_here = exact and not is_exact()
-    if is_set_here:
-        os.environ[EXACT_VARIABLE] = "1"
-    try:
-        register()
-    except ValueError:
-        if is_set_here:  # else the next engine of this process would be refused, too
-            del os.environ[EXACT_VARIABLE]
-        raise
-    return vllm
-
-
 def _require_kernels(worker: Any) -> None:
     require_asked(worker.model_runner.get_model())
 
@@ -328,44 +308,7 @@ def _require_biases(worker: Any, names: HubNames, source: str) -> None:
     require_biases(worker.model_runner.get_model(), names, source)
 
 
-def _exact_settings(model: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """For bits that the model computes too."""
-    require_exact(model.config)
-    return {name: settings.get(name, {}) | it for name, it in EXACT_SETTINGS.items()}
-
-
 def _require_unchanged(settings: Mapping[str, float]) -> None:
     for name, value in settings.items():
         if value not in UNCHANGED.get(name, (value,)):
             raise ValueError(f"{name}: {value}: exact rollouts need {UNCHANGED[name][0]}")
-
-
-def _require_no_overrides(settings: Mapping[str, Any], model_dir: Path) -> None:
-    if settings.get("hf_overrides"):
-        raise ValueError(
-            "hf_overrides: they tell vLLM what `packed` has in NVFP4; change "
-            f"{model_dir / 'config.json'} instead"
-        )
-
-
-def _require_one_process(settings: Mapping[str, Any], one_worker: Collection[str]) -> None:
-    for name in one_worker:
-        if settings.get(name, 1) != 1:
-            raise ValueError(f"{name}: {settings[name]}: weight syncs reach one worker; use 1")
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    if os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] != "0":
-        raise ValueError("VLLM_ENABLE_V1_MULTIPROCESSING: needs to be 0 for weight syncs")
-
-
-def _planned(
-    packed: QuantPlan | None, model_dir: Path, model: nn.Module, names: HubNames
-) -> tuple[QuantPlan, CheckpointFormat]:
-    """What is to be served in NVFP4, and how: as asked for, else as the checkpoint has it."""
-    if packed is not None:
-        return packed, OF_SYNCS
-    file = model_dir / "config.json"
-    declared = read_json(file).get("quantization_config")
-    if declared is None:
-        return bf16_plan(model), OF_SYNCS
-    kind, ignored = format_of(declared, f"{file}: quantization_config")
-    return declared_plan(model, names, ignored), kind

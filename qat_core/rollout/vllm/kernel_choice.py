@@ -7,6 +7,7 @@ import os
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from qat_core.rollout.vllm.compat import is_one_of
 from qat_core.rollout.vllm.switches import (
     EXPERTS_VARIABLE,
     HUMMING,
@@ -93,7 +94,7 @@ def require_vllm(asked: str, version: str, proven: Collection[str], instead: str
     Raises:
         ValueError: naming what asked for it, for another vLLM.
     """
-    if version.rpartition(".")[0] not in proven:
+    if not is_one_of(version, proven):
         raise ValueError(f"{asked}: made for vLLM {', '.join(proven)}, not {version}: {instead}")
     # Compiled models are cached by settings that this choice is not among: vLLM would run a graph
     # of Marlin's kernels on these weights. Its other cache goes by the code that was compiled.

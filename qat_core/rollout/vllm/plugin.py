@@ -10,7 +10,7 @@ which `VllmEngine` gives. The first engine of a process decides for all of them.
 
 import os
 
-from qat_core.rollout.vllm.compat import PINNED, WITH_OWN_HUMMING
+from qat_core.rollout.vllm.compat import PINNED, WITH_OWN_HUMMING, is_one_of
 from qat_core.rollout.vllm.kernel_choice import require_vllm, use_for_linear
 from qat_core.rollout.vllm.switches import (
     EXACT_VARIABLE,
@@ -136,10 +136,10 @@ def asked_for(variable: str) -> str:
         import vllm
 
         asked = f"{variable}={name}"
-        minor = vllm.__version__.rpartition(".")[0]
-        hummings = [it for it in (HUMMING, VLLM_HUMMING) if minor in MADE_FOR[it]]
+        version = vllm.__version__
+        hummings = [it for it in (HUMMING, VLLM_HUMMING) if is_one_of(version, MADE_FOR[it])]
         instead = ", or use ".join(["unset it", *hummings])
-        require_vllm(asked, vllm.__version__, MADE_FOR[name], instead)
+        require_vllm(asked, version, MADE_FOR[name], instead)
         if name == HUMMING:
             from qat_core.rollout.vllm.humming import library as humming
 
