@@ -113,6 +113,12 @@ _OF_VLLM = (
         since="0.33",
     ),
     *_for(
+        "its tiles, as in batch-invariant mode",
+        f"{_LAYERS}.quantization.utils.humming.linear:envs",
+        f"{_EXPERTS}.experts.fused_humming_moe:envs",
+        since="0.33",
+    ),
+    *_for(
         "whether its locks serve all layers",
         f"{_LAYERS}.quantization.utils.marlin_utils:get_marlin_workspace",
         since="0.33",

@@ -11,6 +11,7 @@ PRECISIONS = {
     "humming": "NVFP4, Humming",
     "humming-experts": "NVFP4, experts by Humming",
     "vllm-humming": "NVFP4, vLLM's Humming",
+    "vllm-humming-invariant": "NVFP4, vLLM's Humming, batch-invariant",
     "vllm-humming-experts": "NVFP4, experts by vLLM's Humming",
     "repeatable": "NVFP4, Marlin or unpacked, experts by Humming",
     "bf16": "BF16",

@@ -24,6 +24,10 @@ PRECISIONS = {
     "humming": {LINEAR_VARIABLE: "humming", EXPERTS_VARIABLE: "humming"},
     "humming-experts": {LINEAR_VARIABLE: "marlin", EXPERTS_VARIABLE: "humming"},
     "vllm-humming": {LINEAR_VARIABLE: "vllm-humming", EXPERTS_VARIABLE: "vllm-humming"},
+    "vllm-humming-invariant": {
+        LINEAR_VARIABLE: "vllm-humming-invariant",
+        EXPERTS_VARIABLE: "vllm-humming-invariant",
+    },
     "vllm-humming-experts": {LINEAR_VARIABLE: "marlin", EXPERTS_VARIABLE: "vllm-humming"},
     "repeatable": {LINEAR_VARIABLE: "marlin-unpack", EXPERTS_VARIABLE: "humming"},
     "bf16": {},

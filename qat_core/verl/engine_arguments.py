@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
+from qat_core.rollout.vllm.switches import MARLIN
 from qat_core.verl.rules import MODEL, ROLLOUT, VLLM, is_not_set
 
 _SAME_NAME = (
@@ -37,7 +38,7 @@ _RULED = (
 # enable_eplb moves experts: a sync would write them to their first places
 _UNTRIED = (
     *("calculate_kv_scales", "cpu_offload_gb", "enable_eplb", "kernel_config", "kv_cache_dtype"),
-    "offload_group_size",
+    *("model_impl", "offload_group_size"),
 )
 # vLLM makes `speculative_config` of the first three
 _REMOVED = {
@@ -65,7 +66,7 @@ def name_kernels(config: DictConfig, kernels: Mapping[str, str]) -> None:
     """Asks vLLM for kernels by name; ValueError for another one that is given."""
     for key in ("linear_backend", "moe_backend"):
         given = OmegaConf.select(config, f"{VLLM}.{key}")
-        if given not in (None, "auto", kernels.get(key)):
+        if given is not None and str(given).lower() not in ("auto", kernels.get(key, MARLIN)):
             raise ValueError(f"{VLLM}.{key}: {given}: this project names kernels; remove the key")
     with open_dict(config):
         for key, name in kernels.items():

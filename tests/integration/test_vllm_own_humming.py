@@ -29,7 +29,9 @@ HAS_IT = is_one_of(vllm_version(), WITH_OWN_HUMMING)
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not HAS_IT, reason=f"of vLLM {', '.join(WITH_OWN_HUMMING)}")
-@pytest.mark.parametrize("kernels", ["vllm-humming", "vllm-humming-experts"])
+@pytest.mark.parametrize(
+    "kernels", ["vllm-humming", "vllm-humming-invariant", "vllm-humming-experts"]
+)
 def test_syncs_to_an_moe_that_started_without_weights_leave_a_fresh_loads_bytes(
     kernels: str, tmp_path: Path
 ) -> None:

@@ -107,6 +107,8 @@ def test_vllms_variables_for_its_humming_are_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(vllm, "__version__", "0.33.0")
     monkeypatch.setattr(plugin, "_chosen", {})
     monkeypatch.setenv(LINEAR_VARIABLE, "vllm-humming")
-    monkeypatch.setenv("VLLM_HUMMING_MOE_GEMM_TYPE", "grouped")
-    with pytest.raises(ValueError, match=r"^VLLM_HUMMING_MOE_GEMM_TYPE: .* without it; unset it"):
-        plugin.asked_for(LINEAR_VARIABLE)
+    for variable in ("VLLM_HUMMING_MOE_GEMM_TYPE", "VLLM_BATCH_INVARIANT"):
+        with monkeypatch.context() as changed:
+            changed.setenv(variable, "1")
+            with pytest.raises(ValueError, match=f"^{variable}: .* without it; unset it"):
+                plugin.asked_for(LINEAR_VARIABLE)

@@ -1,6 +1,7 @@
 """What is ours of vLLM as far as none is needed: versions, kernels, layouts, memory, refusals."""
 
 import gc
+import re
 import shutil
 import weakref
 from itertools import product
@@ -67,6 +68,25 @@ def test_overrides_of_a_model_whose_weights_are_to_come_are_refused(tmp_path: Pa
         VllmEngine(tmp_path, packed, hf_overrides={"rope_theta": 1e6})
 
 
+@pytest.mark.parametrize(("name", "value"), [("dtype", "float32"), ("logprobs_mode", "raw_logits")])
+def test_settings_that_the_engine_has_itself_are_refused(
+    name: str, value: str, nano_dir: Path
+) -> None:
+    with pytest.raises(ValueError, match=f"^{name}: {value}: this engine needs .*; remove it"):
+        VllmEngine(nano_dir, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "needed"),
+    [("compilation_config", 0, "set mode, "), ("model_impl", "transformers", "need vLLM's own")],
+)
+def test_settings_without_exact_rollouts_are_refused(
+    name: str, value: object, needed: str, nano_dir: Path
+) -> None:
+    with pytest.raises(ValueError, match=f"^{name}: {value}: exact rollouts {needed}"):
+        VllmEngine(nano_dir, exact=True, **{name: value})
+
+
 def test_files_that_vllm_alone_would_read_are_refused(nano_dir: Path, tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="needs requirements/engines.txt")
     folder = shutil.copytree(nano_dir, tmp_path / "model")
@@ -76,7 +96,7 @@ def test_files_that_vllm_alone_would_read_are_refused(nano_dir: Path, tmp_path: 
 
 
 OF_CPU = ["0.28.0", "0.28.1", "0.30.0", "0.31.0", "0.32.1"]
-OF_CUDA = ["0.24.0", "0.33.0"]
+OF_CUDA = ["0.24.0", "0.33.0", "0.33.0.post1", "0.33.0+cu13.0"]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +108,8 @@ OF_CUDA = ["0.24.0", "0.33.0"]
 )
 def test_versions_pass_on_their_device_alone(version: str, on_cpu: bool, refused: str) -> None:
     require_supported(version, on_cpu=on_cpu)
-    with pytest.raises(ValueError, match=rf"vllm {version} is not supported on {refused}"):
+    said = rf"vllm {re.escape(version)} is not supported on {refused}"
+    with pytest.raises(ValueError, match=said):
         require_supported(version, on_cpu=not on_cpu)
 
 

@@ -36,8 +36,8 @@ PAST_THE_RELOAD = {"GptOssForCausalLM": "experts and attention sinks"}
 
 
 def is_one_of(version: str, releases: Collection[str]) -> bool:
-    """Whether a version such as 0.24.1 is of one of these releases, such as 0.24."""
-    return version.rpartition(".")[0] in releases
+    """Whether a version such as 0.24.1.post1 is of one of these releases, such as 0.24."""
+    return ".".join(version.split(".")[:2]) in releases
 
 
 def vllm_version() -> str:

@@ -21,10 +21,12 @@ from qat_core.rollout.vllm.kernel_choice import require_asked, settings_by_name
 from qat_core.rollout.vllm.outputs import to_rollouts, to_routes
 from qat_core.rollout.vllm.served_layers import quantized_parameters, require_biases
 from qat_core.rollout.vllm.start import (
+    FIXED_SETTINGS,
     OF_SYNCS,
     exact_settings,
     patched_vllm,
     planned,
+    require_fixed,
     require_no_overrides,
     require_one_process,
 )
@@ -76,7 +78,8 @@ class VllmEngine:
 
         Raises:
             ValueError: `packed` comes with `hf_overrides`, this version of vLLM is not supported,
-                it runs in another process or in several, it does not quantize exactly what is
+                it runs in another process or in several, a setting is one of `FIXED_SETTINGS` or
+                has no exact rollouts, it does not quantize exactly what is
                 planned, a weight has values of its own that vLLM would not read, or weights are to
                 come and its loader of this model cannot replace all of them.
         """
@@ -84,6 +87,7 @@ class VllmEngine:
         if packed is not None:
             require_no_overrides(settings, model_dir)
         require_one_process(settings, self.one_worker)
+        require_fixed(settings)
         model = meta_model(model_dir)
         self._is_exact = exact
         if exact:
@@ -111,9 +115,7 @@ class VllmEngine:
             without_tied_copies(self._names, Shards(model_dir), str(model_dir))
             for file in sorted(model_dir.glob(MISTRAL_FILES)):
                 raise ValueError(f"{file}: vLLM would read it, and nothing else does; remove it")
-        self._llm: Any = self._vllm.LLM(
-            str(model_dir), dtype="bfloat16", logprobs_mode="processed_logprobs", **settings
-        )
+        self._llm: Any = self._vllm.LLM(str(model_dir), **settings | FIXED_SETTINGS)
         compat.keep_process_groups(self._llm)
         self.served: Collection[str] = self.on_worker(quantized_parameters, self._names)
         self._require_coverage()
@@ -133,7 +135,8 @@ class VllmEngine:
         """Of vLLM's settings."""
         names = [entry.name for entry in self.plan.entries]
         experts = [name for name in names if self._names.expert_prefix(name) is not None]
-        return settings_by_name(experts, self.plan.quantized)
+        takes_mixed = compat.is_one_of(self._vllm.__version__, compat.WITH_OWN_HUMMING)
+        return settings_by_name(experts, self.plan.quantized, takes_mixed=takes_mixed)
 
     @property
     def tensor_bytes(self) -> int:

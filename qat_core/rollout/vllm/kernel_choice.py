@@ -3,6 +3,7 @@
 vLLM 0.24 to 0.31 multiply by Marlin; from 0.32 on by Humming, on Hopper, whose bits differ.
 """
 
+import json
 import os
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,9 @@ from qat_core.rollout.vllm.switches import (
     LINEAR_VARIABLE,
     MARLIN,
     MARLIN_UNPACK,
+    OWN_HUMMINGS,
     VLLM_HUMMING,
+    VLLM_HUMMING_INVARIANT,
     is_exact,
     kernel_named_by,
 )
@@ -27,12 +30,15 @@ LINEAR_CLASSES = {
     MARLIN_UNPACK: "MarlinUnpackKernel",
     HUMMING: "HummingLinearKernel",
     VLLM_HUMMING: "HummingNvFp4LinearKernel",
+    VLLM_HUMMING_INVARIANT: "HummingNvFp4LinearKernel, batch-invariant",
 }
 CPU_CLASS = "_NoKernel"  # of `cpu/`
+ATOMIC_VARIABLE = "VLLM_MARLIN_USE_ATOMIC_ADD"
 EXPERTS_CLASSES = {
     MARLIN: "MarlinExperts",
     HUMMING: "HummingExperts",
     VLLM_HUMMING: "HummingIndexedExperts",
+    VLLM_HUMMING_INVARIANT: "HummingIndexedExperts, batch-invariant",
 }
 
 
@@ -40,30 +46,44 @@ def settings_by_name(
     experts: Collection[str],
     packed: Collection[str],
     environment: Mapping[str, str] = os.environ,
+    *,
+    takes_mixed: bool = False,
 ) -> dict[str, str]:
     """Settings of `vllm.LLM` that name the kernels of a GPU; this project's stand in for Marlin.
 
-    Of experts vLLM takes one name for all layers: where some are packed and some are not, none
-    chooses both kernels, and `require_asked` alone is left.
+    Of experts vLLM takes one name for all layers. Where some are packed and some are not, a version
+    that uses it for packed ones alone is told theirs. Others would refuse it for BF16 experts, and
+    choose Marlin for packed ones untold.
 
     Args:
         experts: all weights of experts.
         packed: all weights in NVFP4.
         environment: of vLLM's processes.
+        takes_mixed: whether this version leaves BF16 experts to its default, whatever the name.
+
+    Raises:
+        ValueError: the environment lets Marlin add in no fixed order.
     """
     named = {}
     if set(packed) - set(experts):
         named["linear_backend"] = _backend(LINEAR_VARIABLE, environment)
-    if experts and set(experts) <= set(packed):
+    of_both = set(experts) & set(packed)
+    if of_both and (takes_mixed or of_both == set(experts)):
         named["moe_backend"] = _backend(EXPERTS_VARIABLE, environment)
-    elif experts and not set(experts) & set(packed):
+    elif experts and not of_both:
         named["moe_backend"] = "triton"
     return named
 
 
 def _backend(variable: str, environment: Mapping[str, str]) -> str:
-    """vLLM's name of it."""
-    return "humming" if kernel_named_by(variable, environment) == VLLM_HUMMING else "marlin"
+    """vLLM's name of it; ValueError where Marlin is to add in no fixed order."""
+    if kernel_named_by(variable, environment) in OWN_HUMMINGS:
+        return "humming"
+    if environment.get(ATOMIC_VARIABLE, "") not in ("", "0"):
+        raise ValueError(
+            f"{ATOMIC_VARIABLE}: Marlin would add in no fixed order, and bits not repeat; unset it"
+        )
+    return "marlin"
 
 
 def require_asked(model: "nn.Module") -> None:
@@ -75,17 +95,28 @@ def require_asked(model: "nn.Module") -> None:
         method: Any = getattr(module, "quant_method", None)
         scheme: Any = getattr(module, "scheme", None)
         if hasattr(method, "nvfp4_backend"):
-            found, asked = method.experts_cls.__name__, EXPERTS_CLASSES[experts]
+            served = getattr(getattr(method, "moe_kernel", None), "fused_experts", None)
+            found = _named(method.experts_cls, served)
+            asked = EXPERTS_CLASSES[experts]
         elif getattr(scheme, "use_a16", False):
-            found, asked = type(scheme.kernel).__name__, LINEAR_CLASSES[linear]
+            found, asked = _named(type(scheme.kernel), scheme.kernel), LINEAR_CLASSES[linear]
+        elif type(kernel := getattr(method, "kernel", None)).__name__ in LINEAR_CLASSES.values():
+            # of ModelOpt's form, whose layers keep vLLM's kernels
+            found = _named(type(kernel), kernel)
+            asked = LINEAR_CLASSES[linear if linear in OWN_HUMMINGS else MARLIN]
         else:
             continue
         if found in (asked, CPU_CLASS):
             continue
         fix = "leave its settings linear_backend and moe_backend to this project"
-        if found == EXPERTS_CLASSES[VLLM_HUMMING]:  # chosen where some experts are not packed
-            fix += f", or ask for it by {EXPERTS_VARIABLE}={VLLM_HUMMING}"
         raise ValueError(f"vLLM multiplies {name} by {found}, not by {asked}: {fix}")
+
+
+def _named(kernel: type, served: Any) -> str:
+    """A kernel's class, and whether Humming's tiles are those of its batch-invariant mode."""
+    config = getattr(served, "compute_config", None) or {}
+    settings = json.loads(config) if isinstance(config, str) else config
+    return kernel.__name__ + (", batch-invariant" if settings.get("use_batch_invariant") else "")
 
 
 def require_vllm(asked: str, version: str, proven: Collection[str], instead: str) -> None:

@@ -12,23 +12,50 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from qat_core.rollout.vllm.kernel_choice import EXPERTS_CLASSES, LINEAR_CLASSES
-from qat_core.rollout.vllm.switches import VLLM_HUMMING
+from qat_core.rollout.vllm.switches import VLLM_HUMMING, VLLM_HUMMING_INVARIANT
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-def install() -> None:
-    """For the process's engines. A call after the first adds nothing."""
+class _BatchInvariant:
+    """vLLM's variables as in its batch-invariant mode, which serves no linear layers in W4A16.
+
+    Humming's tiles are then chosen without the number of rows, and each sum is added in one block
+    of threads.
+    """
+
+    VLLM_BATCH_INVARIANT = True
+
+    def __getattr__(self, name: str) -> Any:
+        from vllm import envs
+
+        return getattr(envs, name)
+
+
+def install(linear: str, experts: str) -> None:
+    """For the process's engines, by names of `switches`. A call after the first adds nothing."""
+    if linear == VLLM_HUMMING_INVARIANT:
+        from vllm.model_executor.layers.quantization.utils.humming import linear as of_linear
+
+        of_linear.envs = _BatchInvariant()
+    if experts == VLLM_HUMMING_INVARIANT:
+        from vllm.model_executor.layers.fused_moe.experts import fused_humming_moe as of_experts
+
+        of_experts.envs = _BatchInvariant()
+    _keep_through_syncs()
+
+
+def _keep_through_syncs() -> None:
     from vllm.model_executor.kernels.linear.nvfp4.humming import HummingNvFp4LinearKernel
     from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
         compressed_tensors_moe_w4a4_nvfp4 as nvfp4_moe,
     )
 
-    experts = nvfp4_moe.CompressedTensorsW4A4Nvfp4MoEMethod
+    method = nvfp4_moe.CompressedTensorsW4A4Nvfp4MoEMethod
     hold_locks(HummingNvFp4LinearKernel, lambda kernel: kernel)
-    hold_locks(experts, lambda method: getattr(method.moe_kernel, "fused_experts", None))
-    share_dummy_scales(experts)
+    hold_locks(method, lambda it: getattr(it.moe_kernel, "fused_experts", None))
+    share_dummy_scales(method)
 
 
 def hold_locks(owner: Any, holder_of: Callable[[Any], Any]) -> None:

@@ -19,7 +19,7 @@ from qat_core.rollout.vllm.switches import (
     LINEAR_VARIABLE,
     MARLIN,
     MARLIN_UNPACK,
-    VLLM_HUMMING,
+    OWN_HUMMINGS,
     is_exact,
     kernel_named_by,
     kernels_of_plugin,
@@ -28,7 +28,10 @@ from qat_core.rollout.vllm.switches import (
     require_unset,
 )
 
-MADE_FOR = {HUMMING: PINNED, MARLIN_UNPACK: PINNED, VLLM_HUMMING: WITH_OWN_HUMMING}  # of vLLM
+MADE_FOR = {  # of vLLM
+    **dict.fromkeys((HUMMING, MARLIN_UNPACK), PINNED),
+    **dict.fromkeys(OWN_HUMMINGS, WITH_OWN_HUMMING),
+}
 _chosen: dict[str, str] = {}  # by variable, of the process's first engine
 _is_loaded = False
 
@@ -73,10 +76,10 @@ def _set_up() -> None:
         from qat_core.rollout.vllm.humming import experts as humming_experts
 
         humming_experts.install()
-    if VLLM_HUMMING in (linear, experts):
+    if linear in OWN_HUMMINGS or experts in OWN_HUMMINGS:
         from qat_core.rollout.vllm import own_humming
 
-        own_humming.install()
+        own_humming.install(linear, experts)
     _serve_on_a_cpu()
 
 
@@ -137,15 +140,16 @@ def asked_for(variable: str) -> str:
 
         asked = f"{variable}={name}"
         version = vllm.__version__
-        hummings = [it for it in (HUMMING, VLLM_HUMMING) if is_one_of(version, MADE_FOR[it])]
+        hummings = [it for it in (HUMMING, *OWN_HUMMINGS) if is_one_of(version, MADE_FOR[it])]
         instead = ", or use ".join(["unset it", *hummings])
         require_vllm(asked, version, MADE_FOR[name], instead)
         if name == HUMMING:
             from qat_core.rollout.vllm.humming import library as humming
 
             humming.require(asked, "unset it to use Marlin")
-        if name == VLLM_HUMMING:
+        if name in OWN_HUMMINGS:
             others = [it for it in os.environ if it.startswith("VLLM_HUMMING_")]
+            others.append("VLLM_BATCH_INVARIANT")
             require_unset(others, os.environ, f"{asked} is vLLM's Humming without it")
     first = _chosen.setdefault(variable, name)
     if name != first:

@@ -18,6 +18,9 @@ from qat_core.rollout.vllm.switches import EXACT_SETTINGS, EXACT_VARIABLE, is_ex
 from qat_core.weights.hub_names import HubNames
 
 OF_SYNCS: CheckpointFormat = "compressed-tensors"  # whose layout the loaders of syncs know
+# of `vllm.LLM`: log-probs of a trainer are compared with these
+FIXED_SETTINGS = {"dtype": "bfloat16", "logprobs_mode": "processed_logprobs"}
+VLLMS_MODELS = ("auto", "vllm")  # of `model_impl`, not transformers'
 
 
 def patched_vllm(*, exact: bool) -> Any:
@@ -58,9 +61,21 @@ def planned(
 
 
 def exact_settings(model: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """For bits that the model computes too."""
+    """For bits that the model computes too; ValueError for a setting that has none."""
     require_exact(model.config)
-    return {name: settings.get(name, {}) | it for name, it in EXACT_SETTINGS.items()}
+    if (code := settings.get("model_impl", VLLMS_MODELS[0])) not in VLLMS_MODELS:
+        raise ValueError(f"model_impl: {code}: exact rollouts need vLLM's own model; remove it")
+    for name, needed in EXACT_SETTINGS.items():
+        if not isinstance(given := settings.get(name, {}), Mapping):
+            raise ValueError(f"{name}: {given}: exact rollouts set {', '.join(needed)}; use a dict")
+    return {name: {**settings.get(name, {}), **it} for name, it in EXACT_SETTINGS.items()}
+
+
+def require_fixed(settings: Mapping[str, Any]) -> None:
+    """ValueError for another value of what the engine sets itself."""
+    for name, value in FIXED_SETTINGS.items():
+        if settings.get(name, value) != value:
+            raise ValueError(f"{name}: {settings[name]}: this engine needs {value}; remove it")
 
 
 def require_no_overrides(settings: Mapping[str, Any], model_dir: Path) -> None:

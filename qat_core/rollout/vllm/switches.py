@@ -23,9 +23,11 @@ EXACT_VARIABLES = (EXACT_VARIABLE, EXACT_RANKS_VARIABLE, EXACT_EXPERT_PARALLEL_V
 COVERAGE_VARIABLE = "QAT_CORE_COVERAGE"  # where verl's engine writes what it packs
 MARLIN, MARLIN_UNPACK, HUMMING = "marlin", "marlin-unpack", "humming"
 VLLM_HUMMING = "vllm-humming"  # with tiles of its own choice
+VLLM_HUMMING_INVARIANT = "vllm-humming-invariant"  # each sum in one block of threads
+OWN_HUMMINGS = (VLLM_HUMMING, VLLM_HUMMING_INVARIANT)
 KERNELS = {  # the first is what `VllmEngine` asks for unless the variable names another
-    LINEAR_VARIABLE: (MARLIN, MARLIN_UNPACK, HUMMING, VLLM_HUMMING),
-    EXPERTS_VARIABLE: (MARLIN, HUMMING, VLLM_HUMMING),
+    LINEAR_VARIABLE: (MARLIN, MARLIN_UNPACK, HUMMING, *OWN_HUMMINGS),
+    EXPERTS_VARIABLE: (MARLIN, HUMMING, *OWN_HUMMINGS),
 }
 
 

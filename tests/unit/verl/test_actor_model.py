@@ -69,7 +69,8 @@ def test_kernels_of_a_gpu_are_named(
     given = (f"{PATH}={tmp_path / 'moe'}", f"{QAT}.ignore_patterns={ignored}")
     named = completed(*given).actor_rollout_ref.rollout.engine_kwargs.vllm
     assert (named.linear_backend, named.moe_backend) == (linear, experts)
-    completed(*given, f"+{VLLM}.linear_backend=marlin")
+    for spelt in ("marlin", "MARLIN"):  # as vLLM takes it
+        completed(*given, f"+{VLLM}.linear_backend={spelt}")
     with pytest.raises(ValueError, match=r"moe_backend: cutlass: this project names .*; remove"):
         completed(*given, f"+{VLLM}.moe_backend=cutlass")
     on_cpu = completed(*given, "trainer.device=cpu").actor_rollout_ref.rollout.engine_kwargs.vllm

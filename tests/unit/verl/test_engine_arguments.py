@@ -41,6 +41,7 @@ REFUSED = {
     "linear-backend=marlin": "write linear_backend",
     "enable_eplb=true": "never tried with these syncs; remove the key",
     "cpu_offload_gb=4": "never tried with these syncs; remove the key",
+    "model_impl=transformers": "never tried with these syncs; remove the key",
     "offload_group_size=2": "never tried with these syncs; remove the key",
     "kernel_config={moe_backend: triton}": "never tried with these syncs; remove the key",
     "config=more.yaml": "a file's keys are not checked, write them here; remove the key",
