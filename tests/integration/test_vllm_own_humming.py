@@ -1,4 +1,4 @@
-"""vLLM's own Humming, of a version that has it: syncs leave the bytes of a fresh load, on a GPU."""
+"""With a vLLM that has a Humming of its own, on a GPU: syncs leave the bytes of a fresh load."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -24,36 +24,44 @@ from qat_core.weights.stream import weight_stream
 from tests.marlin_layers import all_tensors
 
 RECIPE = Recipe.full()
+MIXED = Recipe.full(ignore=(r"re:.*\.layers\.0\.mlp\.experts.*",))  # experts of one layer in BF16
 HAS_IT = is_one_of(vllm_version(), WITH_OWN_HUMMING)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not HAS_IT, reason=f"of vLLM {', '.join(WITH_OWN_HUMMING)}")
 @pytest.mark.parametrize(
-    "kernels", ["vllm-humming", "vllm-humming-invariant", "vllm-humming-experts"]
+    ("kernels", "recipe"),
+    [
+        ("vllm-humming", RECIPE),
+        ("vllm-humming-invariant", RECIPE),
+        ("vllm-humming-experts", RECIPE),
+        ("vllm-humming-experts", MIXED),
+        ("nvfp4", MIXED),
+    ],
 )
 def test_syncs_to_an_moe_that_started_without_weights_leave_a_fresh_loads_bytes(
-    kernels: str, tmp_path: Path
+    kernels: str, recipe: Recipe, tmp_path: Path
 ) -> None:
-    synced = call_in_subprocess(_synced, kernels, tmp_path / "model")
+    synced = call_in_subprocess(_synced, kernels, recipe, tmp_path / "model")
     loaded = call_in_subprocess(_loaded, kernels, tmp_path / "model")
     assert loaded == synced
 
 
-def _synced(kernels: str, folder: Path) -> dict[str, str]:
+def _synced(kernels: str, recipe: Recipe, folder: Path) -> dict[str, str]:
     """Weights after two syncs, a sleep and a third one; what came last is exported beside them."""
     set_kernels(kernels)
     write_architecture(ARCHITECTURES["moe"] | {"num_hidden_layers": 2}, folder)
     models = [_drawn(folder, seed) for seed in range(2)]
-    planned = plan(models[0], RECIPE)
+    planned = plan(models[0], recipe)
     settings = engine_settings("cuda", 4) | {"enable_sleep_mode": True}
     engine = VllmEngine(folder, planned, load_format="dummy", **settings)
     for model in models:
-        engine.sync(weight_stream(model, planned, RECIPE), planned)
+        engine.sync(weight_stream(model, planned, recipe), planned)
     engine.sleep()
     engine.wake_up()
-    engine.sync(weight_stream(models[1], planned, RECIPE), planned)
-    export(models[1], RECIPE, folder / "packed", AutoTokenizer.from_pretrained(folder))
+    engine.sync(weight_stream(models[1], planned, recipe), planned)
+    export(models[1], recipe, folder / "packed", AutoTokenizer.from_pretrained(folder))
     return _weights(engine)
 
 
