@@ -78,10 +78,10 @@ class VllmEngine:
 
         Raises:
             ValueError: `packed` comes with `hf_overrides`, this version of vLLM is not supported,
-                it runs in another process or in several, a setting is one of `FIXED_SETTINGS` or
-                has no exact rollouts, it does not quantize exactly what is
-                planned, a weight has values of its own that vLLM would not read, or weights are to
-                come and its loader of this model cannot replace all of them.
+                it runs in another process or in several, a setting is another than
+                `FIXED_SETTINGS` has or than exact rollouts need, it does not quantize exactly what
+                is planned, a weight has values of its own that vLLM would not read, or weights are
+                to come and its loader of this model cannot replace all of them.
         """
         model_dir = Path(model_dir)
         if packed is not None:

@@ -33,13 +33,13 @@ LINEAR_CLASSES = {
     VLLM_HUMMING_INVARIANT: "HummingNvFp4LinearKernel, batch-invariant",
 }
 CPU_CLASS = "_NoKernel"  # of `cpu/`
-ATOMIC_VARIABLE = "VLLM_MARLIN_USE_ATOMIC_ADD"
 EXPERTS_CLASSES = {
     MARLIN: "MarlinExperts",
     HUMMING: "HummingExperts",
     VLLM_HUMMING: "HummingIndexedExperts",
     VLLM_HUMMING_INVARIANT: "HummingIndexedExperts, batch-invariant",
 }
+ATOMIC_VARIABLE = "VLLM_MARLIN_USE_ATOMIC_ADD"  # vLLM's
 
 
 def settings_by_name(
@@ -96,8 +96,7 @@ def require_asked(model: "nn.Module") -> None:
         scheme: Any = getattr(module, "scheme", None)
         if hasattr(method, "nvfp4_backend"):
             served = getattr(getattr(method, "moe_kernel", None), "fused_experts", None)
-            found = _named(method.experts_cls, served)
-            asked = EXPERTS_CLASSES[experts]
+            found, asked = _named(method.experts_cls, served), EXPERTS_CLASSES[experts]
         elif getattr(scheme, "use_a16", False):
             found, asked = _named(type(scheme.kernel), scheme.kernel), LINEAR_CLASSES[linear]
         elif type(kernel := getattr(method, "kernel", None)).__name__ in LINEAR_CLASSES.values():
@@ -108,8 +107,10 @@ def require_asked(model: "nn.Module") -> None:
             continue
         if found in (asked, CPU_CLASS):
             continue
-        fix = "leave its settings linear_backend and moe_backend to this project"
-        raise ValueError(f"vLLM multiplies {name} by {found}, not by {asked}: {fix}")
+        raise ValueError(
+            f"vLLM multiplies {name} by {found}, not by {asked}: leave its settings linear_backend "
+            "and moe_backend to this project"
+        )
 
 
 def _named(kernel: type, served: Any) -> str:
