@@ -1,5 +1,6 @@
 """Layers as vLLM prepares them for its Marlin kernels, on a CPU too, and syncs in place to them."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from vllm.model_executor.layers.quantization.utils.marlin_utils_test import (
     marlin_weights,
 )
 
+from qat_core.checkpoint.architecture import meta_model
 from qat_core.nvfp4 import PackedTensor, global_scale, group_amax, quantize
 from qat_core.rollout.vllm.in_place.sync import write_packed
 from qat_core.rollout.vllm.in_place.targets import find_targets
@@ -154,6 +156,15 @@ def assert_experts_written(layer: Any, expected: Any, inner: int = INNER) -> Non
     targets = find_targets([(layer, EXPERT_NAMES)], {})
     list(write_packed(zip(EXPERT_NAMES, packed_experts(1, inner), strict=True), targets, None))
     assert_written(layer, expected, addresses)
+
+
+def drawn(folder: Path, seed: int) -> nn.Module:
+    """A model of a folder's architecture on a GPU; another seed has weights of another size too."""
+    torch.manual_seed(seed)
+    model = meta_model(folder).to_empty(device="cuda")
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.02 * 4**seed)
+    return model
 
 
 def all_tensors(worker: Any) -> dict[str, Tensor]:

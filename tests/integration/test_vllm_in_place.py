@@ -18,7 +18,6 @@ from vllm.model_executor.layers.quantization.utils import marlin_utils_fp4 as ma
 from experiments.base.random_model import write_architecture
 from experiments.benchmarks.architectures import ARCHITECTURES, engine_settings
 from experiments.support.subprocess_call import call_in_subprocess
-from qat_core.checkpoint.architecture import meta_model
 from qat_core.nvfp4 import PackedTensor
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
@@ -38,6 +37,7 @@ from tests.marlin_layers import (
     all_tensors,
     assert_experts_written,
     assert_written,
+    drawn,
     marlin_experts,
     marlin_linear,
     packed_experts,
@@ -249,13 +249,7 @@ def _bytes_differ(shape: str, folder: str) -> list[str]:
     """
     recipe, path = Recipe.full(), Path(folder) / "model"
     write_architecture(ARCHITECTURES[shape] | {"num_hidden_layers": 2}, path)
-    models = []
-    for seed in range(2):
-        torch.manual_seed(seed)
-        model = meta_model(path).to_empty(device="cuda")
-        for parameter in model.parameters():
-            parameter.data.normal_(std=0.02 * 4**seed)
-        models.append(model)
+    models = [drawn(path, seed) for seed in range(2)]
     planned = plan(models[0], recipe)
     settings = engine_settings("cuda", 4) | {"enable_sleep_mode": True}
     engine = VllmEngine(path, planned, load_format="dummy", **settings)

@@ -2,10 +2,9 @@
 
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
-from torch import nn
 from transformers import AutoTokenizer
 
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
@@ -14,22 +13,24 @@ from experiments.base.random_model import write_architecture
 from experiments.benchmarks.architectures import ARCHITECTURES, engine_settings
 from experiments.benchmarks.engines import set_kernels
 from experiments.support.subprocess_call import call_in_subprocess
-from qat_core.checkpoint.architecture import meta_model
 from qat_core.checkpoint.write import export
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.vllm.compat import WITH_OWN_HUMMING, is_one_of, vllm_version
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.weights.stream import weight_stream
-from tests.marlin_layers import all_tensors
+from tests.marlin_layers import all_tensors, drawn
 
 RECIPE = Recipe.full()
 MIXED = Recipe.full(ignore=(r"re:.*\.layers\.0\.mlp\.experts.*",))  # experts of one layer in BF16
 HAS_IT = is_one_of(vllm_version(), WITH_OWN_HUMMING)
 
 
+OF_IT = pytest.mark.skipif(not HAS_IT, reason=f"of vLLM {', '.join(WITH_OWN_HUMMING)}")
+
+
 @pytest.mark.gpu
-@pytest.mark.skipif(not HAS_IT, reason=f"of vLLM {', '.join(WITH_OWN_HUMMING)}")
+@OF_IT
 @pytest.mark.parametrize(
     ("kernels", "recipe"),
     [
@@ -52,7 +53,7 @@ def _synced(kernels: str, recipe: Recipe, folder: Path) -> dict[str, str]:
     """Weights after two syncs, a sleep and a third one; what came last is exported beside them."""
     set_kernels(kernels)
     write_architecture(ARCHITECTURES["moe"] | {"num_hidden_layers": 2}, folder)
-    models = [_drawn(folder, seed) for seed in range(2)]
+    models = [drawn(folder, seed) for seed in range(2)]
     planned = plan(models[0], recipe)
     settings = engine_settings("cuda", 4) | {"enable_sleep_mode": True}
     engine = VllmEngine(folder, planned, load_format="dummy", **settings)
@@ -70,14 +71,6 @@ def _loaded(kernels: str, folder: Path) -> dict[str, str]:
     return _weights(VllmEngine(folder / "packed", **engine_settings("cuda", 4)))
 
 
-def _drawn(folder: Path, seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    model = meta_model(folder).to_empty(device="cuda")
-    for parameter in model.parameters():
-        parameter.data.normal_(std=0.02 * 4**seed)
-    return model
-
-
 def _weights(engine: VllmEngine) -> dict[str, str]:
     """Digests of their bytes."""
     found = engine.on_worker(all_tensors)
@@ -86,3 +79,27 @@ def _weights(engine: VllmEngine) -> dict[str, str]:
         for name, tensor in found.items()
         if "weight" in name
     }
+
+
+@pytest.mark.gpu
+@OF_IT
+def test_sums_in_one_block_of_threads_repeat(tmp_path: Path) -> None:
+    first, again = call_in_subprocess(_sampled_twice, tmp_path / "model")
+    assert first == again
+
+
+def _sampled_twice(folder: Path) -> list[tuple[Any, Any]]:
+    """Ids and log-probs of the same prompts and seed."""
+    set_kernels("vllm-humming-invariant")
+    write_architecture(ARCHITECTURES["moe"] | {"num_hidden_layers": 2}, folder)
+    model = drawn(folder, 0)
+    planned = plan(model, RECIPE)
+    engine = VllmEngine(folder, planned, **engine_settings("cuda", 64))
+    engine.sync(weight_stream(model, planned, RECIPE), planned)
+    found = []
+    for _ in range(2):
+        engine.forget_prefixes()
+        prompts = [[token, 7, 9] for token in range(100, 164)]
+        rollouts = engine.generate(prompts, max_new_tokens=32, temperature=1.0, seed=0)
+        found.append((rollouts.response_ids.tolist(), rollouts.log_probs.tolist()))
+    return found
