@@ -23,14 +23,13 @@ from tests.marlin_layers import all_tensors, drawn
 
 RECIPE = Recipe.full()
 MIXED = Recipe.full(ignore=(r"re:.*\.layers\.0\.mlp\.experts.*",))  # experts of one layer in BF16
-HAS_IT = is_one_of(vllm_version(), WITH_OWN_HUMMING)
-
-
-OF_IT = pytest.mark.skipif(not HAS_IT, reason=f"of vLLM {', '.join(WITH_OWN_HUMMING)}")
+WITH_IT = pytest.mark.skipif(
+    not is_one_of(vllm_version(), WITH_OWN_HUMMING), reason=f"of vLLM {', '.join(WITH_OWN_HUMMING)}"
+)
 
 
 @pytest.mark.gpu
-@OF_IT
+@WITH_IT
 @pytest.mark.parametrize(
     ("kernels", "recipe"),
     [
@@ -82,7 +81,7 @@ def _weights(engine: VllmEngine) -> dict[str, str]:
 
 
 @pytest.mark.gpu
-@OF_IT
+@WITH_IT
 def test_sums_in_one_block_of_threads_repeat(tmp_path: Path) -> None:
     first, again = call_in_subprocess(_sampled_twice, tmp_path / "model")
     assert first == again
