@@ -60,8 +60,12 @@ def shared(config: Any) -> dict[str, str]:
     }
 
 
-def needed(exact_model: Any) -> dict[str, str]:
+def needed(exact_model: Any, vocabulary: int | None = None) -> dict[str, str]:
     """What the trainer of a model needs of its engine.
+
+    Args:
+        exact_model: see `qat_core.exact.make_exact`.
+        vocabulary: what `log_probs` is told.
 
     Raises:
         ValueError: weights are rounded with scales that are no powers of two.
@@ -72,12 +76,23 @@ def needed(exact_model: Any) -> dict[str, str]:
             f"exact: scale_policy {state.policy}: a weight times its scale is rounded in training "
             "alone; use pow2"
         )
-    return {**shared(exact_model.config), **NEEDED, **of_ranks(model.ranks_of(exact_model))}
+    return {
+        **shared(exact_model.config),
+        **NEEDED,
+        **of_ranks(model.ranks_of(exact_model)),
+        **of_vocabulary(vocabulary, exact_model.config),
+    }
 
 
 def of_ranks(ranks: model.Ranks) -> dict[str, str]:
     """The entries that both sides have of an engine's ranks."""
     return {"ranks": str(ranks.tensor_parallel), "expert parallel": str(ranks.expert_parallel)}
+
+
+def of_vocabulary(vocabulary: int | None, config: Any) -> dict[str, str]:
+    """The entry that both sides have of ids that are never sampled."""
+    size = config.vocab_size
+    return {"vocabulary": str(size if vocabulary is None else min(vocabulary, size))}
 
 
 def require_kept(needed: Mapping[str, str], found: Mapping[str, str]) -> None:

@@ -184,14 +184,20 @@ class _WeightedSum(Once):
 
 class _LogProbs(Once):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, ids_T: Tensor, runner: int) -> Tensor:
-        found = operators_for(logits.device.type).log_probs(logits, ids_T, runner)
+    def forward(
+        ctx: Any, logits: Tensor, ids_T: Tensor, runner: int, vocabulary: int | None
+    ) -> Tensor:
+        found = operators_for(logits.device.type).log_probs(logits, ids_T, runner, vocabulary)
         ctx.save_for_backward(logits, ids_T, found)
+        ctx.vocabulary = vocabulary
         return found
 
     @staticmethod
     def gradients(ctx: Any, grad: Tensor) -> Any:
-        return log_prob_grad(grad, *ctx.saved_tensors), None, None
+        of_logits = log_prob_grad(grad, *ctx.saved_tensors)
+        if ctx.vocabulary is not None:
+            of_logits[:, ctx.vocabulary :] = 0
+        return of_logits, None, None, None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -263,13 +269,14 @@ def weighted_sum(rows: Tensor, weights: Tensor, order: Tensor, inverse: Tensor) 
     return out
 
 
-def log_probs(logits: Tensor, ids: Tensor, runner: int) -> Tensor:
+def log_probs(logits: Tensor, ids: Tensor, runner: int, vocabulary: int | None = None) -> Tensor:
     """Log-probs of tokens as vLLM's model runner tells them.
 
     Args:
         logits: BF16 (..., V), at temperature 1.
         ids: int64 (...).
         runner: 1 or 2, see `model.model_runner`.
+        vocabulary: ids from there on are never sampled, as verl makes those that a tokenizer lacks.
 
     Returns:
         FP32 (...).
@@ -289,5 +296,5 @@ def log_probs(logits: Tensor, ids: Tensor, runner: int) -> Tensor:
         )
     flat = logits.reshape(-1, logits.shape[-1])
     flat = flat if flat.stride(-1) == 1 else flat.contiguous()
-    found: Tensor = _LogProbs.apply(flat, ids.reshape(-1).contiguous(), runner)  # type: ignore[no-untyped-call]
+    found: Tensor = _LogProbs.apply(flat, ids.reshape(-1).contiguous(), runner, vocabulary)  # type: ignore[no-untyped-call]
     return found.view(ids.shape)

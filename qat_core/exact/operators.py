@@ -86,8 +86,13 @@ class Operators(Protocol):
     def weighted_sum(self, rows: Tensor, weights: Tensor) -> Tensor:
         """BF16 (T, C) of rows (T, k, C) and FP32 weights (T, k)."""
 
-    def log_probs(self, logits: Tensor, ids_T: Tensor, runner: int) -> Tensor:
-        """FP32 (T,) of logits (T, V), as vLLM's model runner 1 or 2 computes them."""
+    def log_probs(
+        self, logits: Tensor, ids_T: Tensor, runner: int, vocabulary: int | None
+    ) -> Tensor:
+        """FP32 (T,) of BF16 logits (T, V), as vLLM's model runner 1 or 2 computes them.
+
+        From `vocabulary` on logits are minus infinity.
+        """
 
 
 def longest_for(longest: int, head: int, heads_a_key: int) -> int:
@@ -189,12 +194,14 @@ class _OnHopper:
         out = [self._mul_sum(*pair) for pair in pairs]
         return out[0] if len(out) == 1 else torch.cat(out)
 
-    def log_probs(self, logits: Tensor, ids_T: Tensor, runner: int) -> Tensor:
+    def log_probs(
+        self, logits: Tensor, ids_T: Tensor, runner: int, vocabulary: int | None
+    ) -> Tensor:
         # of FP32 logits, as both samplers have them: Triton adds BF16 ones in another order
         one_block = self._log_probs_1 if runner == 1 else self._log_probs_2
         rows = max(1, BLOCK_ELEMENTS // logits.shape[-1])
         blocks = zip(torch.split(logits, rows), torch.split(ids_T, rows), strict=True)
-        return torch.cat([one_block(block.float(), ids) for block, ids in blocks])
+        return torch.cat([one_block(_sampled(block, vocabulary), ids) for block, ids in blocks])
 
     def _log_probs_1(self, logits: Tensor, ids_T: Tensor) -> Tensor:
         found: Tensor = self._invariant.log_softmax(logits).gather(1, ids_T[:, None])
@@ -265,8 +272,18 @@ class _OnCpu:
     def weighted_sum(self, rows: Tensor, weights: Tensor) -> Tensor:
         return (rows.float() * weights[..., None]).sum(1).to(rows.dtype)
 
-    def log_probs(self, logits: Tensor, ids_T: Tensor, runner: int) -> Tensor:
-        return logits.float().log_softmax(-1).gather(1, ids_T[:, None])[:, 0]
+    def log_probs(
+        self, logits: Tensor, ids_T: Tensor, runner: int, vocabulary: int | None
+    ) -> Tensor:
+        return _sampled(logits, vocabulary).log_softmax(-1).gather(1, ids_T[:, None])[:, 0]
+
+
+def _sampled(logits: Tensor, vocabulary: int | None) -> Tensor:
+    """BF16 logits (T, V) in FP32, minus infinity where no token is sampled."""
+    logits = logits.float()
+    if vocabulary is not None:
+        logits[:, vocabulary:] = -torch.inf
+    return logits
 
 
 def _sequences(starts: Tensor) -> list[slice]:

@@ -28,13 +28,18 @@ def _build_exact_module(engine: Any) -> Any:
     module: nn.Module = _build_module(engine)
     if engine.model_config.model_type == "language_model":  # critics have nothing to agree with
         make_exact(module, _rollouts_ranks())
-        runner = model_runner(module.config)
+        runner, vocabulary = model_runner(module.config), _vocabulary(engine)
 
         def exact_log_probs(logits: Tensor, labels: Tensor, **_: Any) -> Tensor:
-            return log_probs(logits, labels, runner)
+            return log_probs(logits, labels, runner, vocabulary)
 
         transformer_impl.logprobs_from_logits = exact_log_probs
     return module
+
+
+def _vocabulary(engine: Any) -> int:
+    """How many ids verl's vLLM samples from (`vllm_async_server.py`): those of the tokenizer."""
+    return len(engine.model_config.tokenizer)
 
 
 def _rollouts_ranks() -> Ranks:
@@ -48,7 +53,7 @@ def _begin_with_contract(engine_class: Any) -> None:
     @wraps(get_per_tensor_param)
     def with_contract(engine: Any, *args: Any, **kwargs: Any) -> Any:
         stream, adapters = get_per_tensor_param(engine, *args, **kwargs)
-        first = (CONTRACT_NAME, to_tensor(needed(engine.module)))
+        first = (CONTRACT_NAME, to_tensor(needed(engine.module, _vocabulary(engine))))
         tensors: Iterator[tuple[str, Tensor]] = chain([first], stream)
         return tensors, adapters
 

@@ -1,5 +1,6 @@
 """What verl calls inside vLLM's workers to replace their weights."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
@@ -29,6 +30,13 @@ class LayerwiseWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[mis
         require_vllm(vllm.__version__, on_cpu=current_platform.is_cpu())
         compat.hold_addresses(vllm.__version__)
         return super().__new__(cls)  # type: ignore[no-any-return]
+
+    def monkey_patch_model(
+        self, vocab_size: int, banned_token_ids: Sequence[int] | None = None
+    ) -> None:
+        """As verl's, which lets no id without a token be sampled; the exact contract says so."""
+        super().monkey_patch_model(vocab_size, banned_token_ids)
+        self.qat_core_vocabulary = vocab_size
 
     def _get_zmq_handle(self) -> str:
         return own_socket(super()._get_zmq_handle())

@@ -3,6 +3,7 @@
 from collections import Counter
 from copy import deepcopy
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,14 @@ from torch import Tensor
 
 from qat_core import Recipe, prepare
 from qat_core.exact import is_exact, log_probs, make_exact
-from qat_core.exact.contract import ALIGNMENT, from_tensor, needed, require_kept, to_tensor
+from qat_core.exact.contract import (
+    ALIGNMENT,
+    from_tensor,
+    needed,
+    of_vocabulary,
+    require_kept,
+    to_tensor,
+)
 from qat_core.exact.layout import Layouts, find_layout
 from qat_core.options import Keep
 from qat_core.training.parameter import FakeQuantizedTensor
@@ -142,6 +150,26 @@ def test_other_logits_ids_and_runners_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=named):
         log_probs(torch.zeros(4, 40, 8, dtype=dtype), torch.zeros(4, tokens).long(), runner)
+
+
+def test_ids_that_are_never_sampled_take_no_part() -> None:
+    logits = torch.randn(6, 40).bfloat16().requires_grad_()
+    ids = torch.arange(6)
+    of_all = log_probs(logits, ids, 2)
+    found = log_probs(logits, ids, 2, 30)
+    assert torch.equal(found, log_probs(logits[:, :30], ids, 2)) and (found > of_all).all()
+    assert torch.equal(log_probs(logits, ids, 2, 50), of_all)
+    found.sum().backward()
+    assert logits.grad is not None and not logits.grad[:, 30:].any()
+    cut = logits.detach()[:, :30].requires_grad_()
+    log_probs(cut, ids, 2).sum().backward()
+    assert torch.equal(logits.grad[:, :30], cut.grad)
+
+
+def test_a_contract_says_which_ids_are_sampled() -> None:
+    config = SimpleNamespace(vocab_size=64)
+    told = [of_vocabulary(it, config)["vocabulary"] for it in (None, 64, 90, 18)]
+    assert told == ["64", "64", "64", "18"]
 
 
 def test_scales_that_are_no_powers_of_two_have_no_contract() -> None:

@@ -31,7 +31,7 @@ from vllm.v1.worker.gpu import cudagraph_utils
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from qat_core.exact import kernels
-from qat_core.exact.contract import of_ranks, shared
+from qat_core.exact.contract import of_ranks, of_vocabulary, shared
 from qat_core.exact.functions import linear as product
 from qat_core.exact.model import Ranks
 from qat_core.exact.operators import HeadNorms, longest_for, operators_for
@@ -173,6 +173,9 @@ def contract(worker: Any) -> dict[str, str]:
         "dtype": str(config.model_config.dtype),
         "KV cache": str(config.cache_config.cache_dtype),
         **of_ranks(Ranks(parallel.world_size, parallel.enable_expert_parallel)),
+        **of_vocabulary(
+            getattr(worker, "qat_core_vocabulary", None), config.model_config.hf_config
+        ),
     }
 
 
