@@ -104,7 +104,7 @@ def read_configs(config: DictConfig) -> tuple[Any, Any]:
     """The configuration of the actor's model as its file has it, and as verl trains it."""
     given = _given(config)
     is_trusted = bool(given.get("trust_remote_code"))
-    read = _read_config(given.get("hf_config_path") or given.get("path"), is_trusted)
+    read = _read_config(given.get("path"), is_trusted)
     model_config = deepcopy(read)
     _update(model_config, _trained(given))
     return read, model_config

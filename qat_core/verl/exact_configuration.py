@@ -22,12 +22,14 @@ from qat_core.verl.rules import (
     MODEL,
     PARAM_DTYPE,
     QAT,
+    REFERENCE,
     REPLAY_MODE,
     ROLLOUT,
     VLLM,
     Rule,
     is_count,
     is_not_set,
+    is_section,
     one_of,
     require,
     synchronous,
@@ -95,6 +97,34 @@ RULES = (
     Rule(REPLAY_MODE, one_of("disabled", None), "exact routes need no replay; remove the key"),
     Rule(PARAM_DTYPE, one_of(None, "bf16", "bfloat16"), "exact kernels compute in BF16; use bf16"),
     *unsplit("not proven"),
+    # references compute exactly, too
+    Rule(
+        f"{REFERENCE}.mixed_precision.param_dtype",
+        one_of(None, "bf16", "bfloat16"),
+        "exact kernels compute in BF16; use bf16",
+    ),
+    *(
+        Rule(f"{section}.ulysses_sequence_parallel_size", one_of(None, 1), "not proven; use 1")
+        for section in (REFERENCE, "actor_rollout_ref.ref")
+    ),
+    *(
+        Rule(f"skip.{section}.enable", is_not_set, "older weights have other bits; use false")
+        for section in ("rollout", "rollout_tq")
+    ),
+    *(
+        Rule(f"{VLLM}.{section}", is_section, "a text; give a section, or remove the key")
+        for section in EXACT_SETTINGS
+    ),
+    Rule(
+        f"{VLLM}.compilation_config.custom_ops",
+        is_not_set,
+        "norms and SwiGLU of others have other bits; remove the key",
+    ),
+    Rule(
+        f"{VLLM}.hf_overrides.max_position_embeddings",
+        is_not_set,
+        f"trainer and vLLM read one model; remove the key, and set {ROLLOUT}.max_model_len",
+    ),
     *(
         Rule(key, one_of(value, None), f"proven with {value}; remove the key")
         for key, value in SETTINGS.items()

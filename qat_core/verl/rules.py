@@ -36,6 +36,11 @@ def is_count(value: Any) -> bool:
     return type(value) is int and value > 0
 
 
+def is_section(value: Any) -> bool:
+    """Whether a value is a section of keys, or nothing."""
+    return value is None or isinstance(value, DictConfig)
+
+
 def one_of(*values: Any) -> Callable[[Any], bool]:
     """A rule that allows these values."""
     return lambda value: value in values
@@ -67,6 +72,11 @@ SYNC_RULES = (
         Rule(f"{MODEL}.{key}", is_not_set, f"LoRA is not supported, it is not synced; use {none}")
         for key, none in (("lora_rank", 0), ("lora.rank", 0), ("lora_adapter_path", "null"))
     ),
+    Rule(
+        f"{MODEL}.hf_config_path",
+        is_not_set,
+        f"vLLM reads that of {MODEL}.path; use null, and change that file",
+    ),
     Rule("critic.fsdp.qat.enable", is_not_set, "the critic stays in BF16; use false"),
     Rule(f"{REFERENCE}.qat.enable", is_not_set, "the reference stays in BF16; use false"),
     Rule(
@@ -97,7 +107,7 @@ SYNC_RULES = (
     ),
     Rule(
         f"{VLLM}.hf_overrides",
-        lambda v: v is None or isinstance(v, DictConfig),
+        is_section,
         "a text; give a section, such as {max_position_embeddings: 4096}",
     ),
     Rule(f"{ROLLOUT}.name", one_of("vllm"), "only vLLM's workers take these syncs; use vllm"),

@@ -66,6 +66,9 @@ REFUSED: dict[Row | None, dict[str, Case]] = {
             r"backend: cpu: for machines without a GPU; use naive, nccl or nixl",
         ),
     },
+    ("`model.hf_config_path`", f"{OFF_TOO}: vLLM reads the model's own file"): {
+        "other file": (f"{MODEL}.hf_config_path=a", r"hf_config_path: a: vLLM reads .*; use null"),
+    },
     ("LoRA, also with `merge=True`", OFF_TOO): {
         "lora": (f"{MODEL}.lora_rank=8", r"model\.lora_rank: 8: LoRA is not supported, .*; use 0"),
         "lora section": (f"{MODEL}.lora={{rank: 8}}", r"model\.lora\.rank: 8: LoRA is .*; use 0"),

@@ -203,6 +203,15 @@ def test_modules_of_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
         f"+{ROLLOUT}.engine_kwargs.vllm.decode_context_parallel_size=2",
         f"+{ROLLOUT}.engine_kwargs.vllm.compilation_config.mode=3",
         f"+{ROLLOUT}.engine_kwargs.vllm.attention_config.flash_attn_version=2",
+        f"+{ROLLOUT}.engine_kwargs.vllm.attention_config='{{backend: FLASHINFER}}'",
+        f"+{ROLLOUT}.engine_kwargs.vllm.compilation_config='{{mode: 3}}'",
+        f"+{ROLLOUT}.engine_kwargs.vllm.compilation_config.custom_ops=[none]",
+        f"+{ROLLOUT}.engine_kwargs.vllm.hf_overrides.max_position_embeddings=512",
+        "actor_rollout_ref.ref.ulysses_sequence_parallel_size=2",
+        "actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size=2",
+        "+actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype=fp32",
+        "skip.rollout.enable=true",
+        "skip.rollout_tq.enable=true",
     ],
 )
 def test_what_is_not_exact_is_refused_by_its_key(override: str) -> None:
