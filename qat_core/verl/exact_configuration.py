@@ -112,6 +112,10 @@ RULES = (
         for section in ("rollout", "rollout_tq")
     ),
     *(
+        Rule(key, is_not_set, "its engine would be set up as exact, too; use false")
+        for key in ("reward.reward_model.enable", "distillation.enabled")
+    ),
+    *(
         Rule(f"{VLLM}.{section}", is_section, "a text; give a section, or remove the key")
         for section in EXACT_SETTINGS
     ),
@@ -197,7 +201,7 @@ def _require_ranks(config: DictConfig, model: Any) -> None:
             f"{TENSOR_PARALLEL}, {tensor_parallel}; use the same for both, or 1 here"
         )
     if model is not None:
-        with _named(TENSOR_PARALLEL):
+        with _named(EXPERT_PARALLEL if expert_parallel > 1 else TENSOR_PARALLEL):
             require_ranks(model, Ranks(tensor_parallel, expert_parallel > 1))
 
 

@@ -13,17 +13,23 @@ import torch
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
 from experiments.base.random_model import write_random_checkpoint
-from experiments.benchmarks.architectures import DENSE, MOE
+from experiments.benchmarks.architectures import DENSE, MOE, engine_settings
 from experiments.benchmarks.zero_mismatch import Case, compare_case
 from experiments.support.subprocess_call import call_in_subprocess
+from qat_core import prepare
 from qat_core.checkpoint.load import load_model
 from qat_core.doctor.exact import compare_exact
+from qat_core.exact import log_probs, make_exact
+from qat_core.exact.contract import needed
 from qat_core.exact.functions import linear
 from qat_core.exact.halves import _experts_in_halves, linear_in_halves
+from qat_core.exact.model import model_runner
 from qat_core.exact.operators import forbid_split_sums
 from qat_core.planning.recipe import Recipe
+from qat_core.rollout.eager import positions_from_mask
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.rollout.vllm.first_difference import first_difference
+from qat_core.weights.stream import weight_stream
 from tests.nano_models import write_nano
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 512}
@@ -100,6 +106,58 @@ def test_the_doctor_compares_a_checkpoint_with_vllm(tmp_path: Path) -> None:
     found = call_in_subprocess(compare_exact, *arguments)
     assert found.tokens > 64  # of 96: one may end earlier
     assert found.unequal == 0
+
+
+FEWER = 400  # tokens than the model has ids
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["dense, head size 128", "MoE, head size 64"])
+def test_ids_that_verls_vllm_never_samples_are_left_out_by_both(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("verl", reason="needs requirements/engines.txt")
+    write_random_checkpoint(CASES[name].config, tmp_path / "model", 0, "cuda")
+    tokens, unequal, unequal_of_all = call_in_subprocess(_sampled_from_fewer, tmp_path / "model")
+    assert tokens > 0 and unequal == 0
+    assert unequal_of_all > tokens / 2
+
+
+@torch.no_grad()
+def _sampled_from_fewer(folder: Path) -> tuple[int, int, int]:
+    """How many tokens, and how many log-probs differ without and with the other ids."""
+    recipe = Recipe.full()
+    model: Any = load_model(folder).to("cuda")
+    make_exact(model)
+    planned = prepare(model, recipe)
+    engine = VllmEngine(folder, planned, exact=True, **engine_settings("cuda", 32))
+    engine.on_worker(_sample_fewer)
+    with pytest.raises(ValueError, match=r"vocabulary: the trainer needs 51\d, vLLM has 400"):
+        engine.require_contract(needed(model))
+    engine.require_contract(needed(model, FEWER))
+    engine.sync(weight_stream(model, planned, recipe), planned)
+    prompts = [[token, 5, 9] for token in range(3, 35)]
+    sampled = engine.sample(prompts, 32, 0, temperature=1.0).to("cuda")
+    logits = model(
+        input_ids=sampled.input_ids,
+        attention_mask=sampled.attention_mask,
+        position_ids=positions_from_mask(sampled.attention_mask),
+        use_cache=False,
+        logits_to_keep=sampled.response_mask.shape[1] + 1,
+    ).logits[:, :-1]
+    mask_BT, runner = sampled.response_mask.bool(), model_runner(model.config)
+
+    def count(vocabulary: int | None) -> int:
+        ours = log_probs(logits, sampled.response_ids, runner, vocabulary)
+        return int((ours != sampled.log_probs)[mask_BT].sum())
+
+    return int(mask_BT.sum()), count(FEWER), count(None)
+
+
+def _sample_fewer(worker: Any) -> None:
+    """As this project's worker for verl does it."""
+    from verl.workers.rollout.vllm_rollout.utils import monkey_patch_compute_logits
+
+    monkey_patch_compute_logits(worker.model_runner.get_model(), FEWER)
+    worker.qat_core_vocabulary = FEWER
 
 
 @pytest.mark.gpu

@@ -211,6 +211,8 @@ def test_modules_of_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
         "actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size=2",
         "+actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype=fp32",
         "skip.rollout.enable=true",
+        "reward.reward_model.enable=true",
+        "distillation.enabled=true",
         "skip.rollout_tq.enable=true",
     ],
 )
