@@ -95,18 +95,12 @@ RULES = (
     Rule(f"{QAT}.scale_policy", one_of("pow2", None), "not exact in BF16; use pow2"),
     Rule(f"{QAT}.train", one_of(True, None), "training would have other weights; use true"),
     Rule(REPLAY_MODE, one_of("disabled", None), "exact routes need no replay; remove the key"),
-    Rule(PARAM_DTYPE, one_of(None, "bf16", "bfloat16"), "exact kernels compute in BF16; use bf16"),
-    *unsplit("not proven"),
     # references compute exactly, too
-    Rule(
-        f"{REFERENCE}.mixed_precision.param_dtype",
-        one_of(None, "bf16", "bfloat16"),
-        "exact kernels compute in BF16; use bf16",
-    ),
     *(
-        Rule(f"{section}.ulysses_sequence_parallel_size", one_of(None, 1), "not proven; use 1")
-        for section in (REFERENCE, "actor_rollout_ref.ref")
+        Rule(key, one_of(None, "bf16", "bfloat16"), "exact kernels compute in BF16; use bf16")
+        for key in (PARAM_DTYPE, f"{REFERENCE}.mixed_precision.param_dtype")
     ),
+    *unsplit("not proven", REFERENCE, "actor_rollout_ref.ref"),
     *(
         Rule(f"skip.{section}.enable", is_not_set, "older weights have other bits; use false")
         for section in ("rollout", "rollout_tq")

@@ -46,9 +46,9 @@ def one_of(*values: Any) -> Callable[[Any], bool]:
     return lambda value: value in values
 
 
-def unsplit(why: str) -> tuple[Rule, ...]:
-    """Rules that refuse sequence parallelism."""
-    keys = (f"{section}.ulysses_sequence_parallel_size" for section in (FSDP, ACTOR))
+def unsplit(why: str, *more: str) -> tuple[Rule, ...]:
+    """Rules that refuse sequence parallelism of the actor, and of more sections."""
+    keys = (f"{section}.ulysses_sequence_parallel_size" for section in (FSDP, ACTOR, *more))
     return tuple(Rule(key, one_of(None, 1), f"{why}; use 1") for key in keys)
 
 
